@@ -20,7 +20,7 @@ ENGINE ?= $(or $(shell for engine in docker podman buildah; do $$engine info >/d
 TEST_BUILD := --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform demo-picture test test-slow test-exec test-oldest test-versions check lint types docs chaos \
+.PHONY: help demo demo-platform demo-picture test test-slow test-exec test-postgresql test-oldest test-versions check lint types docs chaos \
 	chaos-platform bench image image-test lock clean demo-setup test-setup clients-setup
 
 help:            ## list the targets
@@ -39,7 +39,7 @@ TESTS := $(BIN)/python -m pytest
 PARALLEL := --numprocesses 3 --dist worksteal
 
 test: test-setup .venv/dev  ## run the tests, except the slow ones and those with codex exec
-	$(TESTS) -m "not slow and not alone and not with_exec" $(PARALLEL)
+	$(TESTS) -m "not slow and not alone and not with_exec and not postgresql" $(PARALLEL)
 
 test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the slow tests: all clients, most end-to-end tests, chaos, packaging, …
 	$(TESTS) -m "slow and not alone and not with_exec" $(PARALLEL)
@@ -48,6 +48,9 @@ test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/r
 test-exec: test-setup .venv/dev .venv-a2a-0.3/ready    ## run the end-to-end tests with codex exec
 	$(TESTS) -m "with_exec and not alone" $(PARALLEL)
 	$(TESTS) -m "with_exec and alone"
+
+test-postgresql: test-setup .venv/dev    ## run the storage tests with PostgreSQL (needs Debian's package postgresql)
+	$(TESTS) -m postgresql --numprocesses 2
 
 test-oldest: .venv/dev $(OLDEST)/ready      ## run the tests marked `versions` with the oldest codex
 	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
@@ -58,7 +61,7 @@ test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ##
 		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m alone || exit; \
 	done
 
-check: lint types docs test test-slow test-exec test-oldest   ## run what CI runs: lint, types, docs, tests
+check: lint types docs test test-slow test-exec test-postgresql test-oldest   ## run what CI runs: lint, types, docs, tests
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
 
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
@@ -23,6 +21,7 @@ from codex_workspace.codex.thread import CodexThread, ThreadOptions, probe_mcp_s
 from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.common.concurrency import task_group
+from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
@@ -47,6 +46,7 @@ from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendLifecycle, RecoveryPolicy, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.process import end_leftovers
+from codex_workspace.storage.database import DatabaseFailed
 from codex_workspace.storage.retention import INTERVAL_S
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks import files
@@ -158,7 +158,7 @@ async def open_agent(
         file_requests = FileRequests()
         async with (
             tracing(settings, redactor) as tracer,
-            open_store(settings.database_url.reveal()) as store,
+            open_store(settings.database_url.reveal(), stores_starts=is_exec(settings)) as store,
             _pruning(settings, store),
             _platform(settings, redactor) as platform,
             _agent_tools(settings, store, redactor, platform, file_requests) as tools,
@@ -298,7 +298,7 @@ async def _prune_files(workspace: Path, store: Store, keep_days: float) -> None:
         try:
             keep = [delivery.task_id for delivery in await store.deliveries.unfinished()]
             await anyio.to_thread.run_sync(files.prune, workspace, before, keep)
-        except (StoreUnavailable, SQLAlchemyError, OSError) as error:
+        except (StoreUnavailable, DatabaseFailed, OSError) as error:
             logger.warning("cannot remove the files of old messages: %s", error)
         await anyio.sleep(INTERVAL_S)
 
@@ -309,12 +309,11 @@ def prepare_state(settings: Settings) -> None:
     Raises:
         ConfigError: they cannot be created, or the database file has become empty.
     """
-    url = make_url(settings.database_url.reveal())
-    file = url.database if url.drivername == "sqlite+aiosqlite" else None
+    file = sqlite_file(settings.database_url.reveal())
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if file and file != ":memory:" and not Path(file).is_dir():
-            _reject_emptied(Path(file), settings.codex_home)
+        if file is not None and not file.is_dir():
+            _reject_emptied(file, settings.codex_home)
             # SQLite creates its journal files with the permissions of this file.
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:

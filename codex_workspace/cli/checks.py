@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-import anyio
 import httpx
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.agent import secrets_of
+from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import AgentError, CodexError, ConfigError
 from codex_workspace.common.files import lock_holder
 from codex_workspace.common.redact import Redactor
@@ -28,8 +25,9 @@ from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.markdown import clean
 from codex_workspace.server.app import bind, reachable
-from codex_workspace.storage.database import file_version, integrity_problem, sqlite_file
 from codex_workspace.storage.schema import SCHEMA_VERSION, require_known_version
+from codex_workspace.storage.sqlite import file_version, integrity_problem
+from codex_workspace.storage.store import engine_of
 
 LOW_DISK_BYTES: Final = 1 << 30
 """Less free space than this is a warning."""
@@ -91,7 +89,6 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (
         OSError,
-        SQLAlchemyError,
         ImportError,
         httpx.HTTPError,
         httpx.InvalidURL,
@@ -224,24 +221,15 @@ def check_schema(facts: Facts) -> Finding:
 
 def check_database(facts: Facts) -> Finding:
     """Check that the database opens; a SQLite file that does not exist is not created."""
-    url = make_url(facts.settings.database_url.reveal())
-    shown = url.render_as_string(hide_password=True)
-    file = sqlite_file(facts.settings.database_url.reveal())
+    url = facts.settings.database_url.reveal()
+    engine, file = engine_of(url), sqlite_file(url)
     if file is not None and not file.exists():
-        return Finding("ok", f"{shown} (created at the first start)")
-    with explained(f"cannot open {shown}"):
-        anyio.run(_connect, facts.settings.database_url.reveal())
-    return Finding("ok", shown)
-
-
-async def _connect(url: str) -> None:
-    engine = create_async_engine(url)
+        return Finding("ok", f"{file} (created at the first start)")
     try:
-        with anyio.fail_after(PROBE_TIMEOUT_S):
-            async with engine.connect():
-                pass
-    finally:
-        await engine.dispose()
+        engine.connect().close()
+    except engine.errors as error:
+        raise CheckFailed(f"cannot open {engine.name}: {' '.join(str(error).split())}") from error
+    return Finding("ok", engine.name)
 
 
 def check_port(facts: Facts) -> Finding:

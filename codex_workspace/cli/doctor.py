@@ -24,13 +24,14 @@ from codex_workspace.cli import checks
 from codex_workspace.cli.checks import CheckFailed, Facts, Finding, explained
 from codex_workspace.codex import sandbox
 from codex_workspace.codex.thread import ThreadOptions, probe_mcp_servers
+from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import AgentError, CodexCannotStart, CodexError, ConfigError
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.runtimes.launch import Launch
-from codex_workspace.storage.database import set_aside, sqlite_file
+from codex_workspace.storage.sqlite import set_aside
 
 EXIT_OTHER: Final = 1
 EXIT_CONFIG: Final = 2

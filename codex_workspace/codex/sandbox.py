@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 import tomlkit
 
 from codex_workspace.app_server import Connection
+from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import CodexCannotStart, CodexRefused, CodexTimeout, ConfigError, ProtocolError
 from codex_workspace.config.settings import Settings
 from codex_workspace.protocol.jsonrpc import InvalidField, number, text
-from codex_workspace.storage.database import sqlite_file
 
 if TYPE_CHECKING:
     from codex_workspace.common.values import JsonObject

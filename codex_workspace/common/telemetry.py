@@ -47,7 +47,7 @@ _PLAIN: Final = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 _LINE_BREAKS: Final = str.maketrans({"\n": "\\n", "\r": "\\r"})
 """Escapes for messages with several lines, which must not look like several records."""
 
-_QUIET: Final = ("httpx", "httpcore", "aiosqlite", "asyncio", "sse_starlette", "uvicorn", "a2a")
+_QUIET: Final = ("httpx", "httpcore", "asyncio", "sse_starlette", "uvicorn", "a2a")
 """Libraries of which only warnings and errors are logged."""
 
 _INVALID_REQUESTS: Final = ("Failed to validate base JSON-RPC request", "Failed to parse request params")

@@ -3,12 +3,12 @@
 import importlib.util
 import ipaddress
 import os
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from codex_workspace.common.database_url import sqlite_url, url_problem
 from codex_workspace.common.errors import CodexCannotStart, ConfigLocation
 from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import (
@@ -303,11 +303,10 @@ def is_loopback(host: str) -> bool:
 def _database_url(env: Mapping[str, str], state: Path) -> Secret:
     given = read_secret(env, "DATABASE_URL")
     if given is None:
-        return Secret(f"sqlite+aiosqlite:///{state / 'workspace.sqlite3'}")
-    if not re.match(r"[a-z][a-z0-9+]*://", given.reveal()):
-        raise IN_ENVIRONMENT.at("DATABASE_URL").error(
-            "must be a URL such as sqlite+aiosqlite:////path or postgresql+asyncpg://host/name"
-        )
+        return Secret(sqlite_url(state / "workspace.sqlite3"))
+    problem = url_problem(given.reveal())
+    if problem is not None:
+        raise IN_ENVIRONMENT.at("DATABASE_URL").error(problem)
     return given
 
 

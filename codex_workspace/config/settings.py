@@ -438,7 +438,7 @@ class Settings:
     codex_bin: codex's native binary, or None if none was found; starting codex then fails with an error.
     port: 0 = any free port.
     tokens: the principals' tokens by name; the one of A2A_TOKEN belongs to OPERATOR. Without any, no token is required.
-    database_url: SQLAlchemy's form, with an async driver; a secret because it can contain a password.
+    database_url: see `common.database_url`; a secret because it can contain a password.
     mcp: `mcp_servers` of config.yaml with the values of their variables.
     instructions, skills: the content of the files that config.yaml names.
     model, model_source: the model in the operator's words, and the variable or key that sets it.

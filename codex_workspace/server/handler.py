@@ -183,7 +183,7 @@ class IdempotentHandler(DefaultRequestHandler):
             except _AcceptedMeanwhile as accepted:
                 known = accepted.delivery
             else:
-                return answer
+                return await self._settled(answer)
         if not params.configuration.return_immediately:
             async for _ in self._join(known, context):
                 pass
@@ -215,14 +215,22 @@ class IdempotentHandler(DefaultRequestHandler):
             async for event in events:
                 if isinstance(event, Task):
                     known = Snapshot(event)
+                    await self._store.tasks.settled(event.id)
                 elif known is not None and known.contains(event):
                     continue
                 yield event
 
+    async def _settled(self, answer: Message | Task) -> Message | Task:
+        """Return an answer once its state is stored: the SDK reads the task while it is being saved."""
+        if isinstance(answer, Task):
+            await self._store.tasks.settled(answer.id)
+        return answer
+
     async def resume(self) -> int:
         """Resume the messages that an earlier process left unfinished, in their order; return their number."""
-        resumed: list[str] = []
+        resumed: list[Delivery] = []
         for delivery in await self._store.deliveries.unfinished():
+            self._store.deliveries.resume(delivery)
             user = AuthenticatedUser(delivery.key.owner)
             context = ServerCallContext(user=user, state={RESUMED: delivery})
             task = await self._store.tasks.get(delivery.task_id, context)
@@ -232,8 +240,12 @@ class IdempotentHandler(DefaultRequestHandler):
             request = SendMessageRequest.FromString(delivery.request)
             active_task, request_context = await self._setup_active_task(request, context)
             await active_task.enqueue_request(request_context)
-            resumed.append(delivery.task_id)
-        await self._store.fail_unfinished(NOT_STORED, excluded=resumed)
+            resumed.append(delivery)
+        await self._store.tasks.fail_unfinished(NOT_STORED, excluded=[delivery.task_id for delivery in resumed])
+        # A client may ask at once for a task whose beginning the earlier process did not write.
+        with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
+            for delivery in resumed:
+                await self._task(delivery, ServerCallContext(user=AuthenticatedUser(delivery.key.owner)))
         return len(resumed)
 
     async def _setup_active_task(
@@ -271,9 +283,7 @@ class IdempotentHandler(DefaultRequestHandler):
         if not message_id:
             return None
         try:
-            # A cancelled query would invalidate its connection.
-            with anyio.CancelScope(shield=True):
-                known = await self._store.deliveries.find(_key(params, context), message_digest(params))
+            known = await self._store.deliveries.find(_key(params, context), message_digest(params))
         except MessageIdReused as error:
             raise InvalidParamsError(message=str(error)) from error
         return known

@@ -1,121 +1,233 @@
-"""Write health and file integrity of the database.
+"""One interface to SQLite and PostgreSQL: a thread that writes in groups, one that reads, and quick look-ups.
 
-`WriteHealth` turns database errors that prevent writes into `StoreUnavailable` and probes until writes succeed again.
-The integrity functions check whether a SQLite file is this agent's and intact, and rename one that is not. No file is
-ever overwritten.
+Statements are plain SQL in the dialect that both databases share, with `?` for values. A `Work` is a function that runs
+its statements on a `Connection`, in a thread of the database.
+
+`Database.write` returns when the work is on the disk. Works that come in while a commit is flushed share the next
+commit, each behind a savepoint, so that one that fails takes no other with it. `write_later` does not wait: its work is
+committed with the next write, or after `DELAY_S`. The works of both run in the order of the calls.
 """
 
+import asyncio
 import logging
-import sqlite3
+import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import closing
-from datetime import UTC, datetime
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, Protocol, TypeVar
 
 import anyio
-from sqlalchemy import create_engine, delete, event, insert
-from sqlalchemy.engine import ExceptionContext, make_url
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from codex_workspace.common.errors import ConfigError, StoreUnavailable
-from codex_workspace.storage.schema import SCHEMA_VERSION, TABLES, schema_version, version_of, write_probe
+from codex_workspace.common.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
+DELAY_S: Final = 1.0
+"""A deferred work is committed after this time at the latest."""
+
 PROBE_INTERVAL_S: Final = 3.0
-"""While writes fail, `WriteHealth.problem` tries a write at most this often."""
+"""While writes fail, `Database.problem` tries a write at most this often."""
 
 PROBE_BYTES: Final = 1 << 18
 """Enough for a few messages, so that free space in an existing page is not mistaken for free disk space."""
 
 RETRY_INTERVAL_S: Final = 1.0
 
-CHECK_TIME_S: Final = 0.5
-"""How long pages are checked at the start; SQLite checks a few hundred MB in this time."""
-
-SIDE_FILES: Final = ("-wal", "-shm", "-journal")
-
-_REASONS: Final = {
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "the disk fails",
-    sqlite3.SQLITE_READONLY: "the database is read-only",
-    sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
-    sqlite3.SQLITE_BUSY: "another program has locked the database",
-}
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-_MAGIC: Final = b"SQLite format 3\0"
+Value = str | bytes | int | float | None
+"""A value of a column."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class WriteHealth:
-    """Why the database cannot be written to, from the first error until a write succeeds again."""
+class DatabaseFailed(Exception):
+    """The database rejected a statement, for a reason that a later attempt does not mend."""
 
-    def __init__(self, engine: AsyncEngine, *others: AsyncEngine) -> None:
-        """Observe the errors of the engine that writes, and of the `others` on the same database."""
-        self._engine = engine
-        self._reason: str | None = None
-        self._is_damaged = False
-        self._probe_at = 0.0
-        for each in (engine, *others):
-            event.listen(each.sync_engine, "handle_error", self._on_error)
+
+class Cursor(Protocol):
+    """The part of a driver's cursor that is used."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement changed."""
+
+    def fetchall(self) -> list[tuple[object, ...]]:
+        """Return the rows that the statement selected."""
+
+
+class Connection:
+    """A connection, used by one thread at a time. Errors are raised as the driver raises them.
+
+    Args:
+        execute: runs a statement with values.
+        close: closes the driver's connection.
+        begin: the statement that begins a transaction.
+    """
+
+    def __init__(
+        self, execute: Callable[[str, Sequence[Value]], Cursor], close: Callable[[], None], begin: str = "begin"
+    ) -> None:
+        self.close: Final = close
+        self._execute = execute
+        self._begin = begin
+
+    def run(self, sql: str, values: Sequence[Value] = ()) -> Cursor:
+        """Run a statement."""
+        return self._execute(sql, values)
+
+    def begin(self) -> None:
+        """Begin a transaction that may write."""
+        self.run(self._begin)
+
+    def change(self, sql: str, *values: Value) -> int:
+        """Run a statement that changes rows; return how many."""
+        return self.run(sql, values).rowcount
+
+    def all(self, make: Callable[..., T], sql: str, *values: Value) -> list[T]:
+        """Return what `make` makes of the columns of each selected row."""
+        return [make(*row) for row in self.run(sql, values).fetchall()]
+
+    def first(self, make: Callable[..., T], sql: str, *values: Value) -> T | None:
+        """Return what `make` makes of the columns of the first selected row; None if there is no row."""
+        rows = self.run(sql, values).fetchall()
+        return make(*rows[0]) if rows else None
+
+
+Work = Callable[[Connection], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an error of the driver means.
+
+    reason: why the database cannot store anything now; None if the statement itself failed.
+    is_lost: whether the connection is gone. is_damaged: whether the data is damaged, so that no later write succeeds.
+    """
+
+    reason: str | None = None
+    is_lost: bool = False
+    is_damaged: bool = False
+
+
+class Engine(Protocol):
+    """A kind of database."""
+
+    @property
+    def name(self) -> str:
+        """The database's name for messages, without a password."""
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The exceptions of the driver."""
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The database's names of the types `blob` and `serial` (a number that the database assigns)."""
+
+    @property
+    def table_names(self) -> str:
+        """A query for the names of the tables."""
+
+    def connect(self) -> Connection:
+        """Open a connection for a thread of its own."""
+
+    def connect_for_lookups(self) -> Connection | None:
+        """Open a connection for look-ups by the event loop; None if they would have to wait for a server."""
+
+    def judge(self, error: Exception) -> Failure:
+        """Tell what an error of the driver means."""
+
+
+def placeholders(values: Sequence[object]) -> str:
+    """Return the list of placeholders for `in (...)`; `null`, which no value equals, for no values."""
+    return ", ".join("?" * len(values)) or "null"
+
+
+def nullable(value: T | None) -> T | None:
+    """Return a column that may be null; for `Connection.first`."""
+    return value
+
+
+class Database:
+    """An open database; use it in the event loop that opened it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine: Final = engine
+        self._health = _Health(engine)
+        self._writer = _Writer(engine, self._health)
+        self._reader = _Reader(engine, self._health)
+        self._local = engine.connect_for_lookups()
+
+    async def write(self, work: Work[T]) -> T:
+        """Run a work in a transaction; its changes are on the disk on return. A cancelled caller does not stop it.
+
+        Raises:
+            StoreUnavailable: nothing can be stored now; nothing was changed.
+            DatabaseFailed: the database rejected a statement.
+        """
+        return await self.submit(work)
+
+    def submit(self, work: Work[T]) -> asyncio.Future[T]:
+        """Have a work run at once, in the order of all writes; return its future result, see `write`."""
+        return self._writer.submit(work)
+
+    def write_later(self, work: Work[object]) -> None:
+        """Run a work within `DELAY_S`, in the order of all writes. If it fails, that is logged."""
+        self._writer.submit(work, is_urgent=False).add_done_callback(_log_failure)
+
+    async def flush(self) -> None:
+        """Return when everything submitted before is on the disk.
+
+        Raises:
+            StoreUnavailable: nothing can be stored now.
+        """
+        if self._writer.is_busy:
+            await self._writer.submit(_nothing)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run a work that only selects; it sees every write submitted before, as far as it could be stored.
+
+        Raises:
+            StoreUnavailable: the database cannot be reached.
+            DatabaseFailed: the database rejected a statement.
+        """
+        try:
+            await self.flush()
+        except StoreUnavailable:
+            logger.debug("a read does not see the latest writes, because they cannot be stored")
+        return await self._reader.submit(work)
+
+    async def lookup(self, work: Work[T]) -> T:
+        """Like `read`, for a look-up by key that needs to see only what `write` has returned from."""
+        if self._local is None:
+            return await self._reader.submit(work)
+        try:
+            return work(self._local)
+        except self.engine.errors as error:
+            logger.debug("a look-up is repeated by the reading thread: %s", error)
+            return await self._reader.submit(work)
 
     async def problem(self) -> str | None:
         """Return why writes fail; None if no problem is known or a write succeeds now."""
-        now = time.monotonic()
-        if self._reason is not None and not self._is_damaged and now >= self._probe_at:
-            self._probe_at = now + PROBE_INTERVAL_S
-            await self._probe()
-        return self._reason
+        if self._health.may_probe():
+            try:
+                # Only a commit proves that there is space: a rolled back transaction never reaches the disk.
+                await self.write(_probe)
+                await self.write(_clear_probe)
+            except (StoreUnavailable, DatabaseFailed) as error:
+                logger.debug("the database still cannot be written to: %s", error)
+            else:
+                self._health.recover()
+        return self._health.reason
 
-    async def _probe(self) -> None:
-        try:
-            async with self._engine.begin() as connection:
-                await connection.execute(delete(write_probe))
-                await connection.execute(insert(write_probe).values(id=1, filler=bytes(PROBE_BYTES)))
-            # Only a commit proves that there is space: a rolled back transaction never reaches the disk.
-            async with self._engine.begin() as connection:
-                await connection.execute(delete(write_probe))
-        except (StoreUnavailable, SQLAlchemyError, OSError) as error:
-            logger.debug("the database still cannot be written to: %s", error)
-        else:
-            logger.warning("the database can be written to again (before: %s)", self._reason)
-            self._reason = None
-
-    def _on_error(self, context: ExceptionContext) -> None:
-        if not isinstance(context.original_exception, Exception):
-            # The cancellation of a caller is not an error of the database.
-            return
-        code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
-        if code in _DAMAGED:
-            self._is_damaged = True
-            self._set_reason("the database is damaged; run `python -m codex_workspace doctor`", context)
-            return
-        reason = _REASONS.get(code) or _server_reason(context)
-        if reason is not None:
-            self._set_reason(reason, context)
-            raise StoreUnavailable(
-                f"The agent cannot store data now ({reason}); the request was not accepted, send it again later."
-            ) from context.original_exception
-
-    def _set_reason(self, reason: str, context: ExceptionContext) -> None:
-        if self._reason is None:
-            logger.error("%s: %s", reason, context.original_exception)
-            self._probe_at = time.monotonic() + PROBE_INTERVAL_S
-        self._reason = reason
-
-
-def _server_reason(context: ExceptionContext) -> str | None:
-    if context.is_disconnect:
-        return "the database cannot be reached"
-    # SQL's class 53 is "insufficient resources": disk, memory, connections.
-    return "the disk is full" if str(getattr(context.original_exception, "sqlstate", "")).startswith("53") else None
+    async def close(self) -> None:
+        """Commit what was deferred, and close all connections."""
+        with anyio.CancelScope(shield=True):
+            if self._local is not None:
+                self._local.close()
+            await asyncio.gather(self._writer.close(), self._reader.close())
 
 
 def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, object, T]]:
@@ -132,111 +244,241 @@ def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutin
     return retrying
 
 
-def sqlite_file(url: str) -> Path | None:
-    """Return the file of a SQLite database's URL; None for an in-memory database and for other databases."""
-    parsed = make_url(url)
-    name = parsed.database
-    if parsed.get_backend_name() != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
-        return None
-    return Path(name)
+def _nothing(_connection: Connection) -> None:
+    """Write nothing."""
 
 
-def require_intact(file: Path) -> None:
-    """Accept a file that the store can open, or that does not exist yet.
+def _probe(connection: Connection) -> None:
+    connection.change("delete from write_probe")
+    connection.change("insert into write_probe (id, filler) values (1, ?)", bytes(PROBE_BYTES))
 
-    Raises:
-        ConfigError: it is damaged, or another program's.
-    """
-    problem = integrity_problem(file)
-    if problem is not None:
-        raise ConfigError(
-            f"DATABASE_URL: {file} {problem}; restore a backup, or rename the file with "
-            "`python -m codex_workspace doctor --set-aside` to start with an empty database"
+
+def _clear_probe(connection: Connection) -> None:
+    connection.change("delete from write_probe")
+
+
+def _log_failure(stored: asyncio.Future[object]) -> None:
+    if not stored.cancelled() and (error := stored.exception()) is not None:
+        logger.warning("a deferred write was not made: %s", error)
+
+
+class _Health:
+    """Why the database cannot be written to, from the first error until a write succeeds again. For all threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.reason: str | None = None
+        self._engine = engine
+        self._is_damaged = False
+        self._probe_at = 0.0
+
+    def may_probe(self) -> bool:
+        """Whether it is time for another probe; the next one is due `PROBE_INTERVAL_S` later."""
+        now = time.monotonic()
+        if self.reason is None or self._is_damaged or now < self._probe_at:
+            return False
+        self._probe_at = now + PROBE_INTERVAL_S
+        return True
+
+    def recover(self) -> None:
+        """Record that a write has succeeded."""
+        logger.warning("the database can be written to again (before: %s)", self.reason)
+        self.reason = None
+
+    def judged(self, error: Exception, failure: Failure) -> Exception:
+        """Record a failure; return the error for the caller."""
+        if failure.is_damaged:
+            self._is_damaged = True
+            self._record("the database is damaged; run `python -m codex_workspace doctor`", error)
+            return DatabaseFailed(_one_line(error))
+        if failure.reason is None:
+            return DatabaseFailed(_one_line(error))
+        self._record(failure.reason, error)
+        return StoreUnavailable(
+            f"The agent cannot store data now ({failure.reason}); the request was not accepted, send it again later."
         )
 
-
-def integrity_problem(file: Path) -> str | None:
-    """Return what is wrong with a SQLite file, as the rest of a sentence that starts with its name; None if intact.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        if not file.exists() or file.stat().st_size == 0:
-            return None
-        with file.open("rb") as opened:
-            if opened.read(len(_MAGIC)) != _MAGIC:
-                return "is not a SQLite database"
-        with closing(_open_read_only(file)) as connection:
-            return _damage(connection) or _foreign_or_missing_tables(connection)
-    except OSError as error:
-        raise ConfigError(
-            f"DATABASE_URL: {file} cannot be read: {error.strerror}; give this user read and write permission"
-        ) from error
-    except sqlite3.OperationalError as error:
-        # Permissions, locks and space, not the file's content.
-        raise ConfigError(
-            f"DATABASE_URL: {file} cannot be opened: {error}; check its folder and permissions"
-        ) from error
-    except sqlite3.DatabaseError as error:
-        return f"is damaged: {error}"
+    def _record(self, reason: str, error: Exception) -> None:
+        if self.reason is None:
+            logger.error("%s: %s", reason, _one_line(error))
+            self._probe_at = time.monotonic() + PROBE_INTERVAL_S
+        self.reason = reason
 
 
-def file_version(file: Path) -> int | None:
-    """Return the schema version of an intact SQLite file; see `version_of`."""
-    engine = create_engine("sqlite://", creator=lambda: _open_read_only(file))
-    try:
-        with engine.connect() as connection:
-            return version_of(connection)
-    finally:
-        engine.dispose()
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
-def set_aside(file: Path) -> Path:
-    """Rename a file that is damaged or another program's, with its side files; return its new name.
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    """A submitted work, and what became of it."""
 
-    Raises:
-        ConfigError: the file is intact, or it cannot be renamed.
-    """
-    if integrity_problem(file) is None:
-        raise ConfigError(f"DATABASE_URL: {file} is intact, so it was not renamed")
-    aside = file.with_name(f"{file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    try:
-        # The main file last: if this is interrupted, the file is still found damaged and the rest follows next time.
-        for suffix in (*SIDE_FILES, ""):
-            source = file.with_name(file.name + suffix)
-            if source.exists():
-                source.rename(aside.with_name(aside.name + suffix))
-    except OSError as error:
-        raise ConfigError(f"DATABASE_URL: {file} cannot be renamed: {error.strerror}; move it by hand") from error
-    return aside
+    work: Work[T]
+    done: asyncio.Future[T]
+    result: T | None = None
+    error: Exception | None = None
 
-
-def _open_read_only(file: Path) -> sqlite3.Connection:
-    """Open a file without creating anything and without applying its log."""
-    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+    def settle(self) -> None:
+        """Hand the result to the caller; in the event loop."""
+        if self.done.done():
+            return
+        if self.error is not None:
+            self.done.set_exception(self.error)
+        else:
+            self.done.set_result(self.result)  # type: ignore[arg-type]
 
 
-def _damage(connection: sqlite3.Connection) -> str | None:
-    deadline = time.monotonic() + CHECK_TIME_S
-    connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-    try:
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+class _ConnectionThread(ABC):
+    """A thread with a connection of its own, which runs the submitted works."""
+
+    def __init__(self, engine: Engine, health: _Health, name: str) -> None:
+        self._engine = engine
+        self._health = health
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._changed = threading.Condition()
+        self._jobs: list[_Job[object]] = []
+        self._running = 0
+        self._commit_at: float | None = None
+        """When the waiting jobs are run, on the monotonic clock; None while there is none."""
+        self._is_closing = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        threading.Thread(target=self._work_until_closed, name=name, daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a work waits or runs."""
+        with self._changed:
+            return bool(self._jobs or self._running)
+
+    def submit(self, work: Work[T], *, is_urgent: bool = True) -> asyncio.Future[T]:
+        """Have a work run, at once or within `DELAY_S`; return its future result."""
+        job = _Job(work, self._loop.create_future())
+        with self._changed:
+            if self._is_closing:
+                raise StoreUnavailable("The agent is stopping; send the request again later.")
+            self._jobs.append(job)
+            if is_urgent:
+                self._commit_at = 0.0
+                self._changed.notify()
+            elif self._commit_at is None:
+                self._commit_at = time.monotonic() + DELAY_S
+                self._changed.notify()
+        return job.done
+
+    async def close(self) -> None:
+        """Run the works that wait, close the connection, and end the thread."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        await self._ended
+
+    def _work_until_closed(self) -> None:
+        try:
+            while jobs := self._next_jobs():
+                self._run_jobs(jobs)
+                self._loop.call_soon_threadsafe(self._settle, jobs)
+        finally:
+            self._disconnect()
+            self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+    def _settle(self, jobs: Sequence[_Job[object]]) -> None:
+        with self._changed:
+            self._running -= len(jobs)
+        for job in jobs:
+            job.settle()
+
+    def _next_jobs(self) -> list[_Job[object]]:
+        """Wait for jobs that are due; return none once the thread is to end."""
+        with self._changed:
+            while not self._is_closing:
+                wait_s = None if self._commit_at is None else self._commit_at - time.monotonic()
+                if wait_s is not None and wait_s <= 0:
+                    break
+                self._changed.wait(wait_s)
+            jobs, self._jobs, self._commit_at = self._jobs, [], None
+            self._running += len(jobs)
+            return jobs
+
+    def _run_jobs(self, jobs: Sequence[_Job[object]]) -> None:
+        """Run jobs; after the loss of a connection once more, with a new one."""
+        for is_last in (False, True):
+            try:
+                if self._connection is None:
+                    self._connection = self._engine.connect()
+                self._try(self._connection, jobs)
+            except self._engine.errors as error:
+                failure = self._engine.judge(error)
+                if failure.is_lost:
+                    self._disconnect()
+                    if not is_last:
+                        continue
+                self._fail(jobs, self._health.judged(error, failure), error)
+            return
+
+    def _fail(self, jobs: Sequence[_Job[object]], error: Exception, cause: Exception) -> None:
+        error.__cause__ = cause
+        for job in jobs:
+            job.error = job.error or error
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @abstractmethod
+    def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
+        """Run jobs; errors of single jobs are stored in them, those of the connection are raised."""
+
+    def _run_one(self, connection: Connection, job: _Job[object]) -> bool:
+        """Run one job; return whether it succeeded. Raises the errors of the driver that concern all jobs."""
+        job.error = None
+        try:
+            job.result = job.work(connection)
+        except self._engine.errors as error:
+            failure = self._engine.judge(error)
+            if failure.reason is not None or failure.is_lost:
+                raise
+            job.error = self._health.judged(error, failure)
+            job.error.__cause__ = error
+        except Exception as error:
+            # An error of the work itself, such as a transition that is not allowed, is its caller's.
+            job.error = error
+        return job.error is None
+
+
+class _Reader(_ConnectionThread):
+    """Runs each work by itself."""
+
+    def __init__(self, engine: Engine, health: _Health) -> None:
+        super().__init__(engine, health, "database-reader")
+
+    def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
+        for job in jobs:
+            self._run_one(connection, job)
+
+
+class _Writer(_ConnectionThread):
+    """Runs all works that wait in one transaction, each behind a savepoint."""
+
+    def __init__(self, engine: Engine, health: _Health) -> None:
+        super().__init__(engine, health, "database-writer")
+
+    def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
+        try:
+            connection.begin()
+            for job in jobs:
+                connection.run("savepoint work")
+                if not self._run_one(connection, job):
+                    connection.run("rollback to savepoint work")
+                connection.run("release savepoint work")
+            connection.run("commit")
+        except self._engine.errors:
+            self._roll_back(connection)
             raise
-        return None
-    finally:
-        connection.set_progress_handler(None, 0)
-    return None if found == "ok" else f"is damaged: {' '.join(str(found).split())}"
 
-
-def _foreign_or_missing_tables(connection: sqlite3.Connection) -> str | None:
-    query = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%' order by name"
-    names = [name for (name,) in connection.execute(query)]
-    if names and schema_version.name not in names:
-        return f"belongs to another program: it has the tables {', '.join(names[:5])}"
-    if not names or connection.execute("select max(version) from schema_version").fetchone() != (SCHEMA_VERSION,):
-        return None
-    missing = sorted(TABLES.difference(names))
-    return f"is damaged: it lacks the tables {', '.join(missing)}" if missing else None
+    def _roll_back(self, connection: Connection) -> None:
+        try:
+            connection.run("rollback")
+        except self._engine.errors as error:
+            # SQLite has ended the transaction itself, or the server is gone.
+            logger.debug("nothing to roll back: %s", error)

@@ -10,9 +10,10 @@ states:
 
     ACCEPTED ──complete──> ACKNOWLEDGED   the answer to a question: the task that asked gives the reply
 
-Each transition is one transaction. ACKNOWLEDGED is stored with the end of the task, where the sender finds the reply;
-it can be reached from every state because a cancel, or an executor without deliveries, may end the task. A new process
-resumes every delivery that is not ACKNOWLEDGED.
+ACCEPTED and ANSWERED are on the disk before anybody is told of them. STARTED of a backend that keeps a record of its
+messages is deferred, because that record tells whether a turn began. ACKNOWLEDGED is stored with the end of the task,
+where the sender finds the reply; it can be reached from every state because a cancel, or an executor without
+deliveries, may end the task. A new process resumes every delivery that is not ACKNOWLEDGED.
 """
 
 import hashlib
@@ -21,20 +22,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from a2a.types import SendMessageRequest
-from sqlalchemy import ColumnElement, Update, and_, delete, func, insert, select, update
-from sqlalchemy.engine import Row
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from codex_workspace.common.errors import AgentError
-from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import deliveries as _deliveries
-from codex_workspace.storage.schema import task_restarts
+from codex_workspace.common.errors import AgentError, StoreUnavailable
+from codex_workspace.storage.database import (
+    Connection,
+    Database,
+    DatabaseFailed,
+    Value,
+    Work,
+    placeholders,
+    retry_until_stored,
+)
 
 logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 RESUMED: Final = "codex_workspace.delivery"
 """Key in the call context's state: the delivery of a message that is resumed."""
@@ -115,12 +121,23 @@ def message_digest(request: SendMessageRequest) -> bytes:
     return hashlib.sha256(request.message.SerializeToString(deterministic=True)).digest()
 
 
-class Deliveries:
-    """The table of deliveries."""
+_COLUMNS: Final = "owner, message_id, task_id, context_id, state, request, thread_id, turn_id, deaths, ending"
+_IS_THIS: Final = "owner = ? and message_id = ?"
 
-    def __init__(self, engine: AsyncEngine, lookups: AsyncEngine | None = None) -> None:
-        self._engine = engine
-        self._lookups = lookups or engine
+
+class Deliveries:
+    """The table of deliveries.
+
+    accepted_tasks: the unfinished tasks with a delivery, which a new process would resume; answered_tasks: those whose
+    end is stored in their delivery.
+    """
+
+    def __init__(self, database: Database, *, stores_starts: bool = True) -> None:
+        """`stores_starts`: whether the start of a turn is stored at once; otherwise codex's record tells of it."""
+        self.accepted_tasks: Final[set[str]] = set()
+        self.answered_tasks: Final[set[str]] = set()
+        self._database = database
+        self._stores_starts = stores_starts
 
     async def find(self, key: DeliveryKey, digest: bytes) -> Delivery | None:
         """Return the delivery of a message that was accepted before; None for a new one.
@@ -128,15 +145,15 @@ class Deliveries:
         Raises:
             MessageIdReused: the ID was used for a message with another digest.
         """
-        async with self._lookups.connect() as connection:
-            row = (await connection.execute(select(_deliveries).where(_is(key)))).one_or_none()
-        if row is None:
+        query = f"select digest, {_COLUMNS} from deliveries where {_IS_THIS}"
+        found = await self._database.lookup(lambda rows: rows.first(_with_digest, query, key.owner, key.message_id))
+        if found is None:
             return None
-        if row.digest != digest:
+        if found[0] != digest:
             raise MessageIdReused(
                 f"messageId {key.message_id} was used for another message; use a new ID for each message"
             )
-        return _delivery(row)
+        return found[1]
 
     async def accept(
         self, key: DeliveryKey, request: SendMessageRequest, digest: bytes, task_id: str, context_id: str
@@ -147,150 +164,175 @@ class Deliveries:
             MessageIdReused: the ID was used for a message with another digest.
         """
         now, body = time.time(), request.SerializeToString()
-        row = {
-            "owner": key.owner,
-            "message_id": key.message_id,
-            "digest": digest,
-            "task_id": task_id,
-            "context_id": context_id,
-            "state": DeliveryState.ACCEPTED,
-            "request": body,
-            "accepted_at": now,
-            "changed_at": now,
-        }
-        try:
-            async with self._engine.begin() as connection:
-                await connection.execute(insert(_deliveries).values(row))
-        except IntegrityError:
-            await self.find(key, digest)
-            return None
-        return Delivery(key, task_id, context_id, DeliveryState.ACCEPTED, body, None, None, 0, b"")
+        accepted = Delivery(key, task_id, context_id, DeliveryState.ACCEPTED, body, None, None, 0, b"")
+
+        def insert(rows: Connection) -> bool:
+            columns = "owner, message_id, digest, task_id, context_id, state, request, deaths, ending, "
+            rows.change(
+                f"insert into deliveries ({columns} accepted_at, changed_at) "
+                "values (?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?) on conflict do nothing",
+                *(key.owner, key.message_id, digest, task_id, context_id, accepted.state, body, b"", now, now),
+            )
+            # The row is this one also if the commit of an earlier attempt was not confirmed.
+            stored = f"select task_id, accepted_at from deliveries where {_IS_THIS}"
+            return rows.first(_pair, stored, key.owner, key.message_id) == (task_id, now)
+
+        if await self._database.write(insert):
+            self.accepted_tasks.add(task_id)
+            return accepted
+        await self.find(key, digest)
+        return None
 
     async def request(self, key: DeliveryKey) -> SendMessageRequest | None:
         """Return the stored request of a message; None for a new one."""
-        async with self._lookups.connect() as connection:
-            body = (await connection.execute(select(_deliveries.c.request).where(_is(key)))).scalar_one_or_none()
-        return None if body is None else SendMessageRequest.FromString(body)
+        query = f"select request from deliveries where {_IS_THIS}"
+        return await self._database.lookup(
+            lambda rows: rows.first(SendMessageRequest.FromString, query, key.owner, key.message_id)
+        )
 
     async def find_by_task(self, task_id: str) -> Delivery | None:
         """Return the newest delivery that a task answers."""
-        newest = select(_deliveries).where(_deliveries.c.task_id == task_id).order_by(_deliveries.c.accepted_at.desc())
-        async with self._engine.connect() as connection:
-            row = (await connection.execute(newest.limit(1))).one_or_none()
-        return None if row is None else _delivery(row)
+        query = f"select {_COLUMNS} from deliveries where task_id = ? order by accepted_at desc limit 1"
+        return await self._database.lookup(lambda rows: rows.first(_delivery, query, task_id))
 
     async def count_by_state(self) -> Mapping[str, int] | None:
         """Return the number of stored messages in each state; None if the database fails."""
-        counted = select(_deliveries.c.state, func.count()).group_by(_deliveries.c.state)
+        query = "select state, count(*) from deliveries group by state"
         try:
-            async with self._lookups.connect() as connection:
-                rows = (await connection.execute(counted)).all()
-        except SQLAlchemyError as error:
+            found = dict(await self._database.read(lambda rows: rows.all(_pair, query)))
+        except (DatabaseFailed, StoreUnavailable) as error:
             logger.debug("cannot count the messages: %s", error)
             return None
-        found = {row[0]: int(row[1]) for row in rows}
         return {str(state): found.get(state, 0) for state in DeliveryState}
 
     async def newest_thread(self, context_id: str | None = None) -> str | None:
         """Return the codex thread that worked last, of all contexts or of one; None if there is none."""
-        known = select(_deliveries.c.thread_id).where(_deliveries.c.thread_id.is_not(None))
-        if context_id is not None:
-            known = known.where(_deliveries.c.context_id == context_id)
-        async with self._lookups.connect() as connection:
-            newest = await connection.execute(known.order_by(_deliveries.c.changed_at.desc()).limit(1))
-            thread_id: str | None = newest.scalar_one_or_none()
-            return thread_id
+        query = (
+            "select thread_id from deliveries where thread_id is not null and context_id = coalesce(?, context_id) "
+            "order by changed_at desc limit 1"
+        )
+        return await self._database.read(lambda rows: rows.first(str, query, context_id))
 
     async def unfinished(self) -> list[Delivery]:
         """Return the deliveries that are not acknowledged, in the order of acceptance."""
-        finished = _deliveries.c.state == DeliveryState.ACKNOWLEDGED
-        async with self._engine.connect() as connection:
-            rows = await connection.execute(select(_deliveries).where(~finished).order_by(_deliveries.c.accepted_at))
-            return [_delivery(row) for row in rows]
+        query = f"select {_COLUMNS} from deliveries where state in (?, ?, ?) order by accepted_at"
+        states = tuple(state for state in DeliveryState if state is not DeliveryState.ACKNOWLEDGED)
+        return await self._database.read(lambda rows: rows.all(_delivery, query, *states))
+
+    def resume(self, delivery: Delivery) -> None:
+        """Take over a delivery that an earlier process left unfinished."""
+        self.accepted_tasks.add(delivery.task_id)
+        if delivery.state is DeliveryState.ANSWERED:
+            self.answered_tasks.add(delivery.task_id)
 
     async def mark_started(self, key: DeliveryKey, thread_id: str, turn_id: str) -> None:
         """Record that a turn started for a message."""
-        await self._move(key, DeliveryState.STARTED, {"thread_id": thread_id, "turn_id": turn_id})
+        work = _move(key, DeliveryState.STARTED, {"thread_id": thread_id, "turn_id": turn_id})
+        if self._stores_starts:
+            await self._write(work)
+        else:
+            self._database.write_later(work)
 
     async def mark_answered(self, key: DeliveryKey, ending: bytes) -> None:
         """Store the end of a message's reply: from now on it is replayed and never generated again."""
-        await self._move(key, DeliveryState.ANSWERED, {"ending": ending})
+        self.answered_tasks.add(await self._write(_move(key, DeliveryState.ANSWERED, {"ending": ending})))
 
-    @retry_until_stored
     async def withdraw(self, key: DeliveryKey) -> None:
         """Delete a message that no turn was started for, because it is rejected."""
-        untouched = and_(_is(key), _deliveries.c.state == DeliveryState.ACCEPTED)
-        async with self._engine.begin() as connection:
-            await connection.execute(delete(_deliveries).where(untouched))
+        delete = f"delete from deliveries where {_IS_THIS} and state = ? returning task_id"
+        values = key.owner, key.message_id, DeliveryState.ACCEPTED
+        task_id = await self._write(lambda rows: rows.first(str, delete, *values))
+        if task_id is not None:
+            self.forget(task_id)
 
-    @retry_until_stored
     async def complete(self, key: DeliveryKey) -> None:
         """Record that a message needs no reply of its own because it answers a question of its task."""
-        async with self._engine.begin() as connection:
-            out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
-            await connection.execute(update(_deliveries).where(_is(key)).values(out))
+        done = f"update deliveries set state = ?, changed_at = ? where {_IS_THIS}"
+        values = DeliveryState.ACKNOWLEDGED, time.time(), key.owner, key.message_id
+        await self._write(lambda rows: rows.change(done, *values))
 
-    @retry_until_stored
     async def acknowledge(self, task_id: str) -> None:
         """Record that the sender can find a task's replies: the task has ended in the store."""
-        async with self._engine.begin() as connection:
-            await connection.execute(acknowledgement(task_id))
+        await self._write(lambda rows: acknowledge(rows, task_id))
+        self.forget(task_id)
 
-    @retry_until_stored
+    def forget(self, task_id: str) -> None:
+        """Record that a task's deliveries are acknowledged."""
+        self.accepted_tasks.discard(task_id)
+        self.answered_tasks.discard(task_id)
+
     async def count_codex_death(self, key: DeliveryKey) -> int:
         """Count a codex process that ended during a message's turn; return the new number."""
-        async with self._engine.begin() as connection:
-            counted = {"deaths": _deliveries.c.deaths + 1, "changed_at": time.time()}
-            await connection.execute(update(_deliveries).where(_is(key)).values(counted))
-            deaths = await connection.execute(select(_deliveries.c.deaths).where(_is(key)))
-            return int(deaths.scalar_one())
+        count = f"update deliveries set deaths = deaths + 1, changed_at = ? where {_IS_THIS} returning deaths"
+        values = time.time(), key.owner, key.message_id
+        return await self._write(lambda rows: rows.first(int, count, *values)) or 0
 
-    @retry_until_stored
     async def count_restart(self, task_id: str) -> int:
         """Count an agent process that ended during a task's turn; return the new number."""
-        row = task_restarts.c.task_id == task_id
-        async with self._engine.begin() as connection:
-            counted = await connection.execute(
-                update(task_restarts).where(row).values(restarts=task_restarts.c.restarts + 1)
-            )
-            if counted.rowcount == 0:
-                await connection.execute(insert(task_restarts).values(task_id=task_id, restarts=1))
-            restarts = await connection.execute(select(task_restarts.c.restarts).where(row))
-            return int(restarts.scalar_one())
+        count = (
+            "insert into task_restarts (task_id, restarts) values (?, 1) "
+            "on conflict (task_id) do update set restarts = task_restarts.restarts + 1 returning restarts"
+        )
+        return await self._write(lambda rows: rows.first(int, count, task_id)) or 0
 
     @retry_until_stored
-    async def _move(self, key: DeliveryKey, to: DeliveryState, values: Mapping[str, object]) -> None:
-        sources = [state for state, reachable in MOVES.items() if to in reachable]
-        async with self._engine.begin() as connection:
-            changed = await connection.execute(
-                update(_deliveries)
-                .where(_is(key), _deliveries.c.state.in_(sources))
-                .values(state=to, changed_at=time.time(), **values)
-            )
-            if changed.rowcount != 1:
-                found = await connection.execute(select(_deliveries.c.state).where(_is(key)))
-                raise InvalidTransition(f"{key.message_id}: {found.scalar_one_or_none()} -> {to}")
+    async def _write(self, work: Work[T]) -> T:
+        return await self._database.write(work)
 
 
-def acknowledgement(task_id: str) -> Update:
-    """Return the statement that acknowledges a task's deliveries, for the transaction that stores the task's end."""
-    open_ones = and_(_deliveries.c.task_id == task_id, _deliveries.c.state != DeliveryState.ACKNOWLEDGED)
-    return update(_deliveries).where(open_ones).values(state=DeliveryState.ACKNOWLEDGED, changed_at=time.time())
+def acknowledge(rows: Connection, task_id: str) -> None:
+    """Acknowledge a task's deliveries, in the transaction that stores the task's end."""
+    done = DeliveryState.ACKNOWLEDGED
+    changed = "update deliveries set state = ?, changed_at = ? where task_id = ? and state <> ?"
+    rows.change(changed, done, time.time(), task_id, done)
 
 
-def _is(key: DeliveryKey) -> ColumnElement[bool]:
-    return and_(_deliveries.c.owner == key.owner, _deliveries.c.message_id == key.message_id)
-
-
-def _delivery(row: Row[tuple[object, ...]]) -> Delivery:
-    return Delivery(
-        key=DeliveryKey(row.owner, row.message_id),
-        task_id=row.task_id,
-        context_id=row.context_id,
-        state=DeliveryState(row.state),
-        request=row.request,
-        thread_id=row.thread_id,
-        turn_id=row.turn_id,
-        deaths=row.deaths,
-        ending=row.ending,
+def _move(key: DeliveryKey, to: DeliveryState, values: Mapping[str, Value]) -> Work[str]:
+    """Return the work that makes a transition; its result is the ID of the task."""
+    sources = [state for state, reachable in MOVES.items() if to in reachable]
+    columns = {"state": to, "changed_at": time.time(), **values}
+    change = (
+        f"update deliveries set {', '.join(f'{column} = ?' for column in columns)} where {_IS_THIS} "
+        f"and state in ({placeholders(sources)}) returning task_id"
     )
+    current = f"select state, changed_at, task_id from deliveries where {_IS_THIS}"
+
+    def move(rows: Connection) -> str:
+        task_id = rows.first(str, change, *columns.values(), key.owner, key.message_id, *sources)
+        if task_id is not None:
+            return task_id
+        state, at, task_id = rows.first(_triple, current, key.owner, key.message_id) or (None, None, None)
+        # This change is stored already if the commit of an earlier attempt was not confirmed.
+        if task_id is None or (state, at) != (to, columns["changed_at"]):
+            raise InvalidTransition(f"{key.message_id}: {state} -> {to}")
+        return task_id
+
+    return move
+
+
+def _triple(state: str, changed_at: float, task_id: str) -> tuple[str, float, str]:
+    return state, changed_at, task_id
+
+
+def _pair(first: T, second: S) -> tuple[T, S]:
+    return first, second
+
+
+def _with_digest(digest: bytes, *columns: Any) -> tuple[bytes, Delivery]:
+    return digest, _delivery(*columns)
+
+
+def _delivery(
+    owner: str,
+    message_id: str,
+    task_id: str,
+    context_id: str,
+    state: str,
+    request: bytes,
+    thread_id: str | None,
+    turn_id: str | None,
+    deaths: int,
+    ending: bytes,
+) -> Delivery:
+    key = DeliveryKey(owner, message_id)
+    return Delivery(key, task_id, context_id, DeliveryState(state), request, thread_id, turn_id, deaths, ending)

@@ -1,22 +1,18 @@
-"""The conversation log (the ended tasks of a context, from the SDK's table) and the memories that the model stores."""
+"""The conversation log (the ended tasks of a context) and the memories that the model stores."""
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from a2a.server.models import TaskModel
-from sqlalchemy import delete, insert, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from a2a.types import Part, Role, Task, TaskState
 
 from codex_workspace.common.a2a_terms import ANSWER
-from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import has_ended
-from codex_workspace.storage.schema import memories as _memories
-
-_USER: Final = "ROLE_USER"
-_tasks: Final = TaskModel.metadata.tables["tasks"].c
+from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.storage.database import Connection, Database, retry_until_stored
+from codex_workspace.storage.schema import HAS_ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +29,40 @@ class Exchange:
 
 
 class ConversationLog:
-    """The exchanges of all owners."""
+    """The exchanges of all owners. `flush` writes the ended tasks that the task store holds back."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database, flush: Callable[[], Awaitable[None]]) -> None:
+        self._database = database
+        self._flush = flush
 
     async def newest(self, owner: str, context_id: str, limit: int) -> list[Exchange]:
         """Return the newest `limit` exchanges of a context, oldest first."""
-        of_context = (_tasks.owner == owner, _tasks.context_id == context_id)
-        rows = (
-            select(_tasks.status, _tasks.artifacts, _tasks.history, _tasks.last_updated)
-            .where(*of_context, has_ended())
-            .order_by(_tasks.last_updated.desc())
-            .limit(limit)
-        )
-        async with self._engine.connect() as connection:
-            found = (await connection.execute(rows)).all()
-        return [
-            Exchange(
-                request="\n".join(_text(message) for message in history or () if message.get("role") == _USER),
-                reply="\n".join(_text(each) for each in artifacts or () if each.get("artifactId") == ANSWER)
-                or _text(status.get("message") or {}),
-                state=str(status.get("state", "")),
-                ended_at="" if updated is None else f"{updated.isoformat(timespec='seconds')}Z",
-            )
-            for status, artifacts, history, updated in reversed(found)
-        ]
+        query = f"select body from tasks where owner = ? and context_id = ? and {HAS_ENDED}"
+        newest_first = f"{query} order by updated_at desc, id desc limit ?"
+
+        def select(connection: Connection) -> list[Task]:
+            return connection.all(Task.FromString, newest_first, owner, context_id, limit)
+
+        # While the disk is full, what is stored can still be read.
+        with suppress(StoreUnavailable):
+            await self._flush()
+        return [_exchange(task) for task in reversed(await self._database.read(select))]
 
 
-def _text(holder: Mapping[str, object]) -> str:
-    """Return the text of the parts of a message or artifact in protobuf's JSON."""
-    parts = holder.get("parts")
-    texts: Iterable[object] = parts if isinstance(parts, list) else ()
-    return "".join(part["text"] for part in texts if isinstance(part, dict) and isinstance(part.get("text"), str))
+def _exchange(task: Task) -> Exchange:
+    status = task.status
+    answers = "\n".join(_text(each.parts) for each in task.artifacts if each.artifact_id == ANSWER)
+    has_time = status.HasField("timestamp")
+    return Exchange(
+        request="\n".join(_text(message.parts) for message in task.history if message.role == Role.ROLE_USER),
+        reply=answers or _text(status.message.parts),
+        state=TaskState.Name(status.state),
+        ended_at=f"{status.timestamp.ToDatetime().isoformat(timespec='seconds')}Z" if has_time else "",
+    )
+
+
+def _text(parts: Iterable[Part]) -> str:
+    return "".join(part.text for part in parts)
 
 
 MAX_MEMORY_CHARS: Final = 4000
@@ -88,31 +85,32 @@ class Memory:
 class Memories:
     """The memories of all owners."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @retry_until_stored
     async def commit(self, owner: str, content: str) -> None:
         """Store `content` durably. A text that is stored already becomes the newest memory."""
-        of_owner = _memories.c.owner == owner
-        kept = select(_memories.c.id).where(of_owner).order_by(_memories.c.id.desc()).limit(MAX_MEMORIES)
-        async with self._engine.begin() as connection:
-            await connection.execute(delete(_memories).where(of_owner, _memories.c.content == content))
-            row = {"owner": owner, "content": content, "created_at": time.time()}
-            await connection.execute(insert(_memories).values(row))
-            oldest = min((await connection.execute(kept)).scalars())
-            await connection.execute(delete(_memories).where(of_owner, _memories.c.id < oldest))
+
+        def store(connection: Connection) -> None:
+            connection.change("delete from memories where owner = ? and content = ?", owner, content)
+            inserted = "insert into memories (owner, content, created_at) values (?, ?, ?)"
+            connection.change(inserted, owner, content, time.time())
+            newest_surplus = "select id from memories where owner = ? order by id desc limit 1 offset ?"
+            surplus = f"delete from memories where owner = ? and id <= ({newest_surplus})"
+            connection.change(surplus, owner, owner, MAX_MEMORIES)
+
+        await self._database.write(store)
 
     async def recall(self, owner: str, query: str, limit: int) -> list[Memory]:
         """Return at most `limit` memories that contain a word of `query`, best match first, then newest first.
 
         An empty query returns the newest ones.
         """
+        rows = "select content, created_at from memories where owner = ? order by id desc"
+        newest_first = await self._database.read(lambda connection: connection.all(Memory, rows, owner))
         wanted = _words(query)
-        rows = select(_memories.c.content, _memories.c.created_at).where(_memories.c.owner == owner)
-        async with self._engine.connect() as connection:
-            newest_first = (await connection.execute(rows.order_by(_memories.c.id.desc()))).all()
-        found = [(_matches(wanted, content), Memory(content, created_at)) for content, created_at in newest_first]
+        found = [(_matches(wanted, memory.content), memory) for memory in newest_first]
         if wanted:
             found = [each for each in found if each[0]]
         # The sort is stable: among equal matches the newest stays first.

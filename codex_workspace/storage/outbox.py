@@ -11,20 +11,13 @@ Messages that are done stay for `KEEP_S`, because the platform may show a row ag
 """
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from enum import StrEnum
 from typing import Final
 
 import anyio
-from sqlalchemy import and_, delete, func, insert, select, update
-from sqlalchemy.engine import Row
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import inbox_cursors as _cursors
-from codex_workspace.storage.schema import outbox as _outbox
+from codex_workspace.storage.database import Connection, Database, Value, retry_until_stored
 
 KEEP_S: Final = 35 * 86_400.0
 """The platform shows rows of at most 30 days."""
@@ -84,11 +77,18 @@ class Cursor:
     created_at: str
 
 
+_NAMES: Final = tuple(field.name for field in fields(OutboxMessage))
+_INSERT: Final = (
+    f"insert into outbox ({', '.join(_NAMES)}, changed_at) values ({'?, ' * len(_NAMES)}?) on conflict (id) do nothing"
+)
+_UPDATE: Final = f"update outbox set {', '.join(f'{name} = ?' for name in _NAMES)}, changed_at = ? where id = ?"
+
+
 class Outbox:
     """The stored messages, and the inbox cursor of each workspace."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @retry_until_stored
     async def add(self, message: OutboxMessage) -> OutboxMessage | None:
@@ -97,34 +97,30 @@ class Outbox:
         A message with the message ID and digest of another one is done at once. A message with the message ID of
         another one, but other content, gets its own ID as its message ID.
         """
-        async with self._writing() as connection:
-            if (
-                await connection.execute(select(_outbox.c.number).where(_outbox.c.id == message.id))
-            ).first() is not None:
-                return None
-            duplicate = await _digest_of_duplicate(connection, message)
-            now = time.time()
+        now = time.time()
+
+        def insert(connection: Connection) -> OutboxMessage | None:
             stored = replace(message, received_at=now)
+            duplicate = _digest_of_duplicate(connection, message)
             if duplicate is not None and duplicate != message.digest:
                 stored = replace(stored, message_id=message.id)
             elif duplicate is not None:
                 stored = replace(stored, state=OutboxState.DONE, request=b"")
-            await connection.execute(insert(_outbox).values(asdict(stored) | {"changed_at": now}))
-        return stored
+            return stored if connection.change(_INSERT, *_values(stored), now) else None
+
+        return await self._database.write(insert)
 
     @retry_until_stored
     async def find(self, row_id: str) -> OutboxMessage | None:
         """Return a stored message; None if it is unknown or was deleted."""
-        async with self._reading() as connection:
-            row = (await connection.execute(select(_outbox).where(_outbox.c.id == row_id))).one_or_none()
-        return None if row is None else _message(row)
+        found = await self._database.lookup(lambda connection: _select(connection, "id = ?", row_id))
+        return found[0] if found else None
 
     @retry_until_stored
     async def unfinished(self) -> list[OutboxMessage]:
         """Return the messages that are not done, in the order they came."""
-        rows = select(_outbox).where(_outbox.c.state != OutboxState.DONE).order_by(_outbox.c.number)
-        async with self._reading() as connection:
-            return [_message(row) for row in await connection.execute(rows)]
+        condition = "state <> ? order by number"
+        return await self._database.read(lambda connection: _select(connection, condition, OutboxState.DONE))
 
     async def set_reply(self, message: OutboxMessage, reply: str, *, is_failure: bool = False) -> OutboxMessage:
         """Store a message's reply, and return the message with it; from now on it only has to be sent."""
@@ -139,12 +135,9 @@ class Outbox:
             await self.save(changed)
         return changed
 
-    @retry_until_stored
     async def save(self, message: OutboxMessage) -> None:
         """Store a message as it is now, such as its route."""
-        async with self._writing() as connection:
-            row = update(_outbox).where(_outbox.c.id == message.id)
-            await connection.execute(row.values(asdict(message) | {"changed_at": time.time()}))
+        await self._change(_UPDATE, *_values(message), time.time(), message.id)
 
     async def complete(self, message: OutboxMessage) -> None:
         """Record that no reply has to be sent any more."""
@@ -153,46 +146,34 @@ class Outbox:
     @retry_until_stored
     async def count_sent(self, text: str, since: float) -> int:
         """Return how many replies to the user with exactly this text were sent since a time (Unix seconds)."""
-        same = and_(_outbox.c.route == Route.USER, _outbox.c.state == OutboxState.DONE, _outbox.c.reply == text)
-        count = select(func.count()).select_from(_outbox).where(same, _outbox.c.changed_at >= since)
-        async with self._reading() as connection:
-            return int((await connection.execute(count)).scalar_one())
+        same = "select count(*) from outbox where route = ? and state = ? and reply = ? and changed_at >= ?"
+
+        def count(connection: Connection) -> int:
+            return connection.first(int, same, Route.USER, OutboxState.DONE, text, since) or 0
+
+        return await self._database.read(count)
 
     @retry_until_stored
     async def load_cursor(self, workspace_id: str) -> Cursor | None:
         """Return how far an inbox was processed; None if it never was."""
-        found = select(_cursors).where(_cursors.c.workspace_id == workspace_id)
-        async with self._reading() as connection:
-            row = (await connection.execute(found)).one_or_none()
-        return None if row is None else Cursor(row.row_id, row.created_at)
+        query = "select row_id, created_at from inbox_cursors where workspace_id = ?"
+        return await self._database.lookup(lambda connection: connection.first(Cursor, query, workspace_id))
 
-    @retry_until_stored
     async def save_cursor(self, workspace_id: str, to: Cursor) -> None:
         """Store how far an inbox was processed."""
-        async with self._writing() as connection:
-            row = update(_cursors).where(_cursors.c.workspace_id == workspace_id).values(asdict(to))
-            if (await connection.execute(row)).rowcount == 0:
-                await connection.execute(insert(_cursors).values(asdict(to) | {"workspace_id": workspace_id}))
+        await self._change(
+            "insert into inbox_cursors (workspace_id, row_id, created_at) values (?, ?, ?) "
+            "on conflict (workspace_id) do update set row_id = excluded.row_id, created_at = excluded.created_at",
+            *(workspace_id, to.row_id, to.created_at),
+        )
 
-    @retry_until_stored
     async def delete_expired(self, now: float) -> None:
         """Delete messages that were done long before `now` (Unix seconds)."""
-        expired = and_(_outbox.c.state == OutboxState.DONE, _outbox.c.changed_at < now - KEEP_S)
-        async with self._writing() as connection:
-            await connection.execute(delete(_outbox).where(expired))
+        await self._change("delete from outbox where state = ? and changed_at < ?", OutboxState.DONE, now - KEEP_S)
 
-    @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[AsyncConnection]:
-        # A cancelled query would invalidate its connection.
-        with anyio.CancelScope(shield=True):
-            async with self._engine.begin() as connection:
-                yield connection
-
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        with anyio.CancelScope(shield=True):
-            async with self._engine.connect() as connection:
-                yield connection
+    @retry_until_stored
+    async def _change(self, sql: str, *values: Value) -> None:
+        await self._database.write(lambda connection: connection.change(sql, *values))
 
 
 async def delete_expired(outbox: Outbox) -> None:
@@ -202,13 +183,25 @@ async def delete_expired(outbox: Outbox) -> None:
         await anyio.sleep(PRUNE_INTERVAL_S)
 
 
-async def _digest_of_duplicate(connection: AsyncConnection, message: OutboxMessage) -> bytes | None:
+def _digest_of_duplicate(connection: Connection, message: OutboxMessage) -> bytes | None:
     """Return the digest of the stored message with the same message ID; None if there is none."""
-    same = and_(_outbox.c.owner == message.owner, _outbox.c.message_id == message.message_id)
-    found: bytes | None = (await connection.execute(select(_outbox.c.digest).where(same))).scalars().first()
-    return found
+    query = "select digest from outbox where owner = ? and message_id = ?"
+    return connection.first(bytes, query, message.owner, message.message_id)
 
 
-def _message(row: Row[tuple[object, ...]]) -> OutboxMessage:
-    values = {field.name: getattr(row, field.name) for field in fields(OutboxMessage)}
-    return OutboxMessage(**values | {"route": Route(row.route), "state": OutboxState(row.state)})
+def _values(message: OutboxMessage) -> tuple[Value, ...]:
+    return tuple(int(value) if isinstance(value, bool) else value for value in astuple(message))
+
+
+def _select(connection: Connection, condition: str, *values: Value) -> list[OutboxMessage]:
+    query = f"select {', '.join(_NAMES)} from outbox where {condition}"
+    return [
+        replace(
+            row,
+            route=Route(row.route),
+            state=OutboxState(row.state),
+            is_failure=bool(row.is_failure),
+            may_be_sent=bool(row.may_be_sent),
+        )
+        for row in connection.all(OutboxMessage, query, *values)
+    ]

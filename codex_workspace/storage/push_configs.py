@@ -1,4 +1,4 @@
-"""Stores push configurations (the SDK's table), and which webhooks have not received the end of their task yet.
+"""Stores push configurations, and which webhooks have not received the end of their task yet.
 
 A configuration is *due* from its registration until its webhook accepts the notification of the task's end, or delivery
 is given up. This is stored before the registration is answered, so that a new process knows which ends to deliver.
@@ -13,24 +13,17 @@ from typing import Final
 
 import anyio
 from a2a.server.context import ServerCallContext
-from a2a.server.models import PushNotificationConfigModel, TaskModel
 from a2a.server.owner_resolver import resolve_user_scope
-from a2a.server.tasks import DatabasePushNotificationConfigStore
+from a2a.server.tasks import PushNotificationConfigStore
 from a2a.server.tasks.push_notification_config_store import normalize_push_notification_config
-from a2a.server.tasks.task_store import TaskStore
-from a2a.types import Task, TaskPushNotificationConfig, TaskStatus, TaskStatusUpdateEvent
+from a2a.types import Task, TaskPushNotificationConfig, TaskStatusUpdateEvent
 from a2a.utils.errors import InternalError, InvalidParamsError
-from google.protobuf.json_format import ParseDict
-from sqlalchemy import ColumnElement, and_, delete, insert, select
-from sqlalchemy.engine import Row
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from codex_workspace.common.a2a_terms import AuthenticatedUser, is_protocol_0_3
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import MAX_ID_CHARS, has_ended, push_due
-from codex_workspace.storage.schema import push_0_3_configs as _0_3_configs
+from codex_workspace.storage.database import Connection, Database, DatabaseFailed, placeholders, retry_until_stored
+from codex_workspace.storage.schema import HAS_ENDED, MAX_ID_CHARS
+from codex_workspace.storage.tasks import TaskStore
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +42,14 @@ class UndeliveredEnd:
     event: TaskStatusUpdateEvent
 
 
-_END: Final = (TaskModel.context_id, TaskModel.status, TaskModel.task_metadata.label("task_metadata"))
-"""The columns of a task that `_end` reads."""
+# Delivery starts again for a configuration that is registered again; another principal's is not replaced.
+_REGISTER: Final = """
+    insert into push_configs (task_id, id, owner, body, due_since, is_0_3) values (?, ?, ?, ?, ?, ?)
+    on conflict (task_id, id) do update set body = excluded.body, is_0_3 = excluded.is_0_3,
+    due_since = coalesce(push_configs.due_since, excluded.due_since) where push_configs.owner = excluded.owner"""
 
 
-class PushConfigs(DatabasePushNotificationConfigStore):
+class PushConfigs(PushNotificationConfigStore):
     """The push configurations of all tasks. Rows belong to a principal.
 
     `watched` are the due configurations of all principals by task and ID.
@@ -61,8 +57,8 @@ class PushConfigs(DatabasePushNotificationConfigStore):
     Tokens and credentials are stored unencrypted, beside the conversations.
     """
 
-    def __init__(self, engine: AsyncEngine, tasks: TaskStore) -> None:
-        super().__init__(engine, create_table=False)
+    def __init__(self, database: Database, tasks: TaskStore) -> None:
+        self._database = database
         self._tasks = tasks
         self.watched: Final[dict[str, dict[str, TaskPushNotificationConfig]]] = {}
         self._0_3_owners: dict[tuple[str, str], str] = {}
@@ -74,16 +70,12 @@ class PushConfigs(DatabasePushNotificationConfigStore):
 
     async def load(self) -> None:
         """Load the due configurations; call this first."""
-        model = PushNotificationConfigModel
-        is_due = and_(push_due.c.task_id == model.task_id, push_due.c.config_id == model.config_id)
-        for config in await self._select_configs(select(push_due.c.task_id).where(is_due).exists()):
-            self.watched.setdefault(config.task_id, {})[config.id] = config
-        async with self.engine.connect() as connection:
-            rows = await connection.execute(select(_0_3_configs))
-            self._0_3_owners = {(row.task_id, row.config_id): row.owner for row in rows}
+        due = "select body, owner, is_0_3 from push_configs where due_since is not null"
+        for config, owner in await self._database.read(lambda connection: connection.all(_watched, due)):
+            self._watch(config.task_id, config.id, config, owner)
 
     def expects_whole_task(self, task_id: str, config_id: str) -> bool:
-        """Whether a webhook was registered over A2A 0.3, which notifies with the whole task."""
+        """Whether a due webhook was registered over A2A 0.3, which notifies with the whole task."""
         return (task_id, config_id) in self._0_3_owners
 
     async def task_for(self, task_id: str, config_id: str) -> Task | None:
@@ -91,10 +83,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         owner = self._0_3_owners.get((task_id, config_id))
         if owner is None:
             return None
-        # A cancelled query would invalidate its connection.
-        with anyio.CancelScope(shield=True):
-            task: Task | None = await self._tasks.get(task_id, ServerCallContext(user=AuthenticatedUser(owner)))
-        return task
+        return await self._tasks.get(task_id, ServerCallContext(user=AuthenticatedUser(owner)))
 
     async def set_info(
         self, task_id: str, notification_config: TaskPushNotificationConfig, context: ServerCallContext
@@ -104,38 +93,43 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         If the task has ended already, its end is delivered at once.
 
         Raises:
-            InvalidParamsError: the configuration is invalid, or the task has too many.
+            InvalidParamsError: the configuration is invalid, the task has too many, or another principal's has its ID.
             InternalError: the database cannot be written to.
         """
         config = normalize_push_notification_config(task_id, notification_config)
         _require_sendable(config)
-        others = [each for each in await self.get_info(task_id, context) if each.id != config.id]
-        if len(others) >= MAX_CONFIGS_PER_TASK:
-            raise InvalidParamsError(message=f"a task takes at most {MAX_CONFIGS_PER_TASK} push configurations")
-        before = self.watched.get(task_id, {}).get(config.id)
+        owner, is_0_3 = resolve_user_scope(context), is_protocol_0_3(context)
+        before = self.watched.get(task_id, {}).get(config.id), self._0_3_owners.get((task_id, config.id))
         # First, so that the end of the task is delivered if it comes while this is stored.
-        self._watch(task_id, config.id, config)
+        self._watch(task_id, config.id, config, owner if is_0_3 else None)
         stays = False
         try:
+            # A cancelled caller does not stop the write, and what is watched must agree with it.
             with anyio.CancelScope(shield=True):
-                end = await self._store_due(config)
-                await self._store_0_3_owner(config, resolve_user_scope(context) if is_protocol_0_3(context) else None)
-                stored: TaskPushNotificationConfig = await super().set_info(task_id, config, context)
+                await self._tasks.flush()
+                end = await self._database.write(lambda connection: _register(connection, config, owner, is_0_3))
             stays = True
         except StoreUnavailable as error:
             raise InternalError(message=error.public) from error
         finally:
             if not stays:
-                self._watch(task_id, config.id, before)
+                self._watch(task_id, config.id, *before)
         if end is not None and self._on_end_due is not None:
             self._on_end_due(end)
-        return stored
+        return config
 
     async def get_info(self, task_id: str, context: ServerCallContext) -> list[TaskPushNotificationConfig]:
         """Return the caller's configurations for a task, ordered by ID."""
-        with anyio.CancelScope(shield=True):
-            found: list[TaskPushNotificationConfig] = await super().get_info(task_id, context)
-        return sorted(found, key=lambda config: config.id)
+
+        def select(connection: Connection) -> list[TaskPushNotificationConfig]:
+            query = "select body from push_configs where task_id = ? and owner = ?"
+            return connection.all(TaskPushNotificationConfig.FromString, query, task_id, resolve_user_scope(context))
+
+        return sorted(await self._database.lookup(select), key=lambda config: config.id)
+
+    async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
+        """Return the due configurations of all principals for a task."""
+        return list(self.watched.get(task_id, {}).values())
 
     async def delete_info(self, task_id: str, context: ServerCallContext, config_id: str | None = None) -> None:
         """Delete one of the caller's configurations for a task, or all; queued notifications are not sent.
@@ -143,42 +137,45 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         Raises:
             InternalError: the database cannot be written to.
         """
-        gone = [each.id for each in await self.get_info(task_id, context) if config_id in (None, each.id)]
+
+        def delete(connection: Connection) -> list[str]:
+            rows = "delete from push_configs where task_id = ? and owner = ? and id = coalesce(?, id) returning id"
+            return connection.all(str, rows, task_id, resolve_user_scope(context), config_id)
+
         try:
+            # A cancelled caller does not stop the write, and what is watched must agree with it.
             with anyio.CancelScope(shield=True):
-                await super().delete_info(task_id, context, config_id)
-                async with self.engine.begin() as connection:
-                    for table in (push_due, _0_3_configs):
-                        of_these = and_(table.c.task_id == task_id, table.c.config_id.in_(gone))
-                        await connection.execute(delete(table).where(of_these))
+                gone = await self._database.write(delete)
         except StoreUnavailable as error:
             raise InternalError(message=error.public) from error
         for each in gone:
             self._watch(task_id, each, None)
-            self._0_3_owners.pop((task_id, each), None)
 
     async def mark_delivered(self, task_id: str, config_id: str) -> None:
         """Record that a webhook received the end. If that fails, the end is delivered again after the next start."""
         self._watch(task_id, config_id, None)
         try:
-            await self._delete_due(task_id, config_id)
-        except (SQLAlchemyError, OSError) as error:
+            await self._settle(task_id, config_id)
+        except DatabaseFailed as error:
             logger.warning("task %s: cannot record that its end was delivered: %s", task_id, error)
 
     async def undelivered_ends(self) -> list[UndeliveredEnd]:
         """Return the ends that webhooks have not received, oldest first."""
-        both = push_due.join(TaskModel.__table__, push_due.c.task_id == TaskModel.id)
-        query = select(push_due, *_END).select_from(both).where(has_ended()).order_by(TaskModel.last_updated)
-        async with self.engine.connect() as connection:
-            rows = (await connection.execute(query)).all()
-        return [
-            UndeliveredEnd(row.task_id, row.config_id, _end(row))
-            for row in rows
-            if row.config_id in self.watched.get(row.task_id, {})
-        ]
+        query = (
+            "select push_configs.task_id, push_configs.id, tasks.body from push_configs join tasks "
+            f"on tasks.id = push_configs.task_id where due_since is not null and {HAS_ENDED} order by updated_at"
+        )
+        ends = await self._database.read(lambda connection: connection.all(_undelivered_end, query))
+        return [end for end in ends if end.config_id in self.watched.get(end.task_id, {})]
 
-    def _watch(self, task_id: str, config_id: str, config: TaskPushNotificationConfig | None) -> None:
-        """Add or replace a configuration in memory; None removes it."""
+    def _watch(
+        self, task_id: str, config_id: str, config: TaskPushNotificationConfig | None, owner_0_3: str | None = None
+    ) -> None:
+        """Add or replace a configuration in memory, with its owner if it expects the whole task; None removes it."""
+        if owner_0_3 is None:
+            self._0_3_owners.pop((task_id, config_id), None)
+        else:
+            self._0_3_owners[task_id, config_id] = owner_0_3
         if config is not None:
             self.watched.setdefault(task_id, {})[config_id] = config
             return
@@ -187,71 +184,49 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         if not configs:
             self.watched.pop(task_id, None)
 
-    async def _store_due(self, config: TaskPushNotificationConfig) -> UndeliveredEnd | None:
-        """Store that the end of the task is due; return the end if the task has ended already."""
-        row = {"task_id": config.task_id, "config_id": config.id}
-        known = select(push_due).where(_is(config.task_id, config.id))
-        columns = (TaskModel.id.label("task_id"), *_END)
-        ended = select(*columns).where(TaskModel.id == config.task_id, has_ended())
-        end: UndeliveredEnd | None = None
-        try:
-            async with self.engine.begin() as connection:
-                found = (await connection.execute(ended)).one_or_none()
-                end = None if found is None else UndeliveredEnd(config.task_id, config.id, _end(found))
-                if (await connection.execute(known)).one_or_none() is None:
-                    await connection.execute(insert(push_due).values(registered_at=time.time(), **row))
-        except IntegrityError:
-            logger.debug("the same configuration was registered twice at the same time")
-        return end
-
-    async def _store_0_3_owner(self, config: TaskPushNotificationConfig, owner: str | None) -> None:
-        """Store the owner of a configuration that was registered over A2A 0.3; None: over a newer version."""
-        key = config.task_id, config.id
-        if self._0_3_owners.get(key) == owner:
-            return
-        async with self.engine.begin() as connection:
-            is_this = and_(_0_3_configs.c.task_id == config.task_id, _0_3_configs.c.config_id == config.id)
-            await connection.execute(delete(_0_3_configs).where(is_this))
-            if owner is not None:
-                row = {"task_id": config.task_id, "config_id": config.id, "owner": owner}
-                await connection.execute(insert(_0_3_configs).values(row))
-        if owner is None:
-            self._0_3_owners.pop(key, None)
-        else:
-            self._0_3_owners[key] = owner
-
     @retry_until_stored
-    async def _delete_due(self, task_id: str, config_id: str) -> None:
-        with anyio.CancelScope(shield=True):
-            async with self.engine.begin() as connection:
-                await connection.execute(delete(push_due).where(_is(task_id, config_id)))
+    async def _settle(self, task_id: str, config_id: str) -> None:
+        settled = "update push_configs set due_since = null where task_id = ? and id = ?"
+        await self._database.write(lambda connection: connection.change(settled, task_id, config_id))
 
 
-async def delete_configs(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
+def delete_configs(connection: Connection, task_ids: Sequence[str]) -> None:
     """Delete the configurations of tasks, in the caller's transaction."""
-    model = PushNotificationConfigModel
-    await connection.execute(delete(model).where(model.task_id.in_(task_ids)))
-    for table in (push_due, _0_3_configs):
-        await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
+    connection.change(f"delete from push_configs where task_id in ({placeholders(task_ids)})", *task_ids)
 
 
-async def delete_orphaned_configs(connection: AsyncConnection, before: float) -> None:
+def delete_orphaned_configs(connection: Connection, before: float) -> None:
     """Delete the configurations registered before a time (Unix seconds) whose task does not exist."""
-    stray = and_(push_due.c.registered_at <= before, push_due.c.task_id.not_in(select(TaskModel.id)))
-    ids = (await connection.execute(select(push_due.c.task_id).where(stray).distinct())).scalars().all()
-    await delete_configs(connection, ids)
+    orphans = "due_since <= ? and task_id not in (select id from tasks)"
+    connection.change(f"delete from push_configs where {orphans}", before)
 
 
-def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
-    return and_(push_due.c.task_id == task_id, push_due.c.config_id == config_id)
+def _register(
+    connection: Connection, config: TaskPushNotificationConfig, owner: str, is_0_3: bool
+) -> UndeliveredEnd | None:
+    """Store a configuration as due; return the end of its task if it has ended already."""
+    others = "select count(*) from push_configs where task_id = ? and owner = ? and id <> ?"
+    if (connection.first(int, others, config.task_id, owner, config.id) or 0) >= MAX_CONFIGS_PER_TASK:
+        raise InvalidParamsError(message=f"a task takes at most {MAX_CONFIGS_PER_TASK} push configurations")
+    row = (config.task_id, config.id, owner, config.SerializeToString(), time.time(), int(is_0_3))
+    if not connection.change(_REGISTER, *row):
+        raise InvalidParamsError(message="id: another configuration of the task has it; use another one")
+    ended = f"select body from tasks where id = ? and {HAS_ENDED}"
+    body = connection.first(bytes, ended, config.task_id)
+    return None if body is None else _undelivered_end(config.task_id, config.id, body)
 
 
-def _end(row: Row[tuple[object, ...]]) -> TaskStatusUpdateEvent:
+def _watched(body: bytes, owner: str, is_0_3: int) -> tuple[TaskPushNotificationConfig, str | None]:
+    return TaskPushNotificationConfig.FromString(body), owner if is_0_3 else None
+
+
+def _undelivered_end(task_id: str, config_id: str, body: bytes) -> UndeliveredEnd:
     """Rebuild the last event of a task from its row."""
-    status = ParseDict(row.status, TaskStatus())
-    event = TaskStatusUpdateEvent(task_id=row.task_id, context_id=row.context_id, status=status)
-    event.metadata.update(row.task_metadata or {})
-    return event
+    task = Task.FromString(body)
+    event = TaskStatusUpdateEvent(
+        task_id=task_id, context_id=task.context_id, status=task.status, metadata=task.metadata or None
+    )
+    return UndeliveredEnd(task_id, config_id, event)
 
 
 def _require_sendable(config: TaskPushNotificationConfig) -> None:

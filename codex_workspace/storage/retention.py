@@ -1,21 +1,18 @@
 """Deletes old tasks with their deliveries and push configurations."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import anyio
-from a2a.server.models import TaskModel
-from sqlalchemy import Select, delete, select
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.storage.database import Connection, Database, DatabaseFailed, Value, placeholders
 from codex_workspace.storage.deliveries import DeliveryState
 from codex_workspace.storage.push_configs import delete_configs, delete_orphaned_configs
-from codex_workspace.storage.schema import deliveries, has_ended, task_restarts
+from codex_workspace.storage.schema import HAS_ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +21,26 @@ INTERVAL_S: Final = 3600.0
 BATCH: Final = 100
 """Tasks deleted in one transaction, so that a message that arrives meanwhile waits for milliseconds only."""
 
+_ENDED: Final = f"from tasks where {HAS_ENDED} and updated_at > 0"
+"""The ended tasks with a known age."""
+
+_NEWEST_SURPLUS: Final = f"select updated_at, id {_ENDED} order by updated_at desc, id desc limit 1 offset ?"
+
+# A delivery that is answered and whose task has ended in the store is finished.
+_OLD: Final = f"""
+    select id {_ENDED} and (updated_at, id) <= (?, ?)
+    and id not in (select task_id from deliveries where state in (?, ?)) limit ?"""
+
+_ORPHANS: Final = """
+    select task_id from deliveries where state = ? and changed_at <= ? and task_id not in (select id from tasks)
+    limit ?"""
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Keeps the newest `keep_tasks` ended tasks, none older than `keep_days`, and all unfinished tasks."""
 
-    _engine: AsyncEngine
+    _database: Database
     _keep_days: float
     _keep_tasks: int
 
@@ -37,10 +48,8 @@ class Retention:
         """Prune every `INTERVAL_S` until cancelled. Errors are logged."""
         while True:
             try:
-                # A database call that is cancelled half-way leaves a connection that never closes.
-                with anyio.CancelScope(shield=True):
-                    pruned = await self.prune()
-            except (StoreUnavailable, SQLAlchemyError, OSError) as error:
+                pruned = await self.prune()
+            except (StoreUnavailable, DatabaseFailed) as error:
                 logger.warning("old tasks could not be pruned: %s", error)
             else:
                 if pruned:
@@ -49,52 +58,39 @@ class Retention:
 
     async def prune(self) -> int:
         """Delete what is old; return how many tasks were deleted."""
-        by_age, by_count = await self._limits()
-        # A delivery that is answered and whose task has ended in the store is finished.
-        unfinished = (DeliveryState.ACCEPTED, DeliveryState.STARTED)
-        at_work = select(deliveries.c.task_id).where(deliveries.c.state.in_(unfinished))
-        old = select(TaskModel.id).where(TaskModel.last_updated <= by_count, has_ended(), TaskModel.id.not_in(at_work))
-        registered_before = by_age.replace(tzinfo=UTC).timestamp()
-        orphans = select(deliveries.c.task_id).where(
-            deliveries.c.state == DeliveryState.ACKNOWLEDGED,
-            deliveries.c.changed_at <= registered_before,
-            deliveries.c.task_id.not_in(select(TaskModel.id)),
-        )
-        pruned = 0
-        while batch := await self._delete_batch(old):
-            pruned += batch
-        while await self._delete_batch(orphans):
-            pass
-        with anyio.CancelScope(shield=True):
-            async with self._engine.begin() as connection:
-                await delete_orphaned_configs(connection, registered_before)
+        before = time.time() - self._keep_days * 86_400
+        limit = max((int(before * 1e9), ""), await self._newest_surplus())
+        pruned = await self._delete(_OLD, *limit, DeliveryState.ACCEPTED, DeliveryState.STARTED)
+        await self._delete(_ORPHANS, DeliveryState.ACKNOWLEDGED, before)
+        await self._database.write(lambda connection: delete_orphaned_configs(connection, before))
         return pruned
 
-    async def _limits(self) -> tuple[datetime, datetime]:
-        """Return the times up to which ended tasks are deleted: by age, and by age or count."""
-        # The SDK stores the time in UTC, without a time zone.
-        by_age = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=self._keep_days)
-        ended = select(TaskModel.last_updated).where(has_ended(), TaskModel.last_updated.is_not(None))
-        first_too_many = ended.order_by(TaskModel.last_updated.desc()).offset(self._keep_tasks).limit(1)
-        async with self._engine.connect() as connection:
-            by_count = (await connection.execute(first_too_many)).scalar_one_or_none()
-        return by_age, by_age if by_count is None else max(by_age, by_count)
+    async def _newest_surplus(self) -> tuple[int, str]:
+        """Return the time (ns) and ID of the newest ended task that is one too many; (0, "") if none is."""
 
-    async def _delete_batch(self, task_ids: Select[str]) -> int:
-        """Delete the first tasks of a query; return how many."""
-        # The transaction is short; a cancelled caller waits for its end.
-        with anyio.CancelScope(shield=True):
-            async with self._engine.begin() as connection:
-                ids = (await connection.execute(task_ids.limit(BATCH))).scalars().all()
-                await _delete_tasks(connection, ids)
-        await anyio.lowlevel.checkpoint()
-        return len(ids)
+        def select(connection: Connection) -> tuple[int, str] | None:
+            return connection.first(lambda at, task_id: (int(at), str(task_id)), _NEWEST_SURPLUS, self._keep_tasks)
+
+        return await self._database.read(select) or (0, "")
+
+    async def _delete(self, task_ids: str, *values: Value) -> int:
+        """Delete the tasks of a query in batches; return how many."""
+
+        def delete_batch(connection: Connection) -> int:
+            batch = connection.all(str, task_ids, *values, BATCH)
+            _delete_tasks(connection, batch)
+            return len(batch)
+
+        deleted = 0
+        while batch := await self._database.write(delete_batch):
+            deleted += batch
+        return deleted
 
 
-async def _delete_tasks(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
+def _delete_tasks(connection: Connection, task_ids: Sequence[str]) -> None:
     """Delete tasks with their deliveries and push configurations, in the caller's transaction."""
-    if task_ids:
-        await connection.execute(delete(TaskModel).where(TaskModel.id.in_(task_ids)))
-        for table in (deliveries, task_restarts):
-            await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
-        await delete_configs(connection, task_ids)
+    listed = placeholders(task_ids)
+    connection.change(f"delete from tasks where id in ({listed})", *task_ids)
+    for table in ("deliveries", "task_restarts"):
+        connection.change(f"delete from {table} where task_id in ({listed})", *task_ids)
+    delete_configs(connection, task_ids)

@@ -1,163 +1,91 @@
-"""The tables of this agent, in one `MetaData`, and their version.
-
-The tables `tasks` and `push_notification_configs` are the SDK's. Databases of any other version are rejected.
-"""
+"""The tables of this agent, and their version. Databases of any other version are rejected."""
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
-from a2a.server.models import TaskModel
-from sqlalchemy import (
-    Boolean,
-    Column,
-    ColumnElement,
-    Connection,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    func,
-    insert,
-    inspect,
-    select,
-)
+from a2a.types import TaskState
 
-from codex_workspace.common.a2a_terms import TERMINAL, state_names
+from codex_workspace.common.a2a_terms import TERMINAL, WORKING, state_names
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.storage.database import Connection
+
+SCHEMA_VERSION: Final = 2
 
 MAX_CONTEXT_ID_CHARS: Final = 36
-"""The width of the column in the SDK's task table; PostgreSQL and MySQL reject longer values."""
+"""The length of a context ID that a client chooses: that of a UUID."""
 
 MAX_ID_CHARS: Final = 255
-"""The width of columns for IDs that clients or the platform choose."""
+"""The length of other IDs that clients or the platform choose."""
 
-metadata: Final = MetaData()
+_COLUMNS: Final[Mapping[str, str]] = {
+    "schema_version": "version INTEGER PRIMARY KEY, created_at DOUBLE PRECISION NOT NULL",
+    # state: the name of the A2A state. updated_at: the time of the status in ns; 0 if it has none. body: the `Task`.
+    "tasks": """
+        id TEXT PRIMARY KEY, owner TEXT NOT NULL, context_id TEXT NOT NULL, state TEXT NOT NULL,
+        updated_at BIGINT NOT NULL, body {blob} NOT NULL""",
+    # How many agent processes ended during a task's turn.
+    "task_restarts": "task_id TEXT PRIMARY KEY, restarts INTEGER NOT NULL",
+    "contexts": """
+        owner TEXT, context_id TEXT, thread_id TEXT, instructions TEXT, created_at DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (owner, context_id)""",
+    "main_contexts": "owner TEXT PRIMARY KEY, context_id TEXT NOT NULL",
+    "deliveries": """
+        owner TEXT, message_id TEXT, digest {blob} NOT NULL, task_id TEXT NOT NULL, context_id TEXT NOT NULL,
+        state TEXT NOT NULL, request {blob} NOT NULL, thread_id TEXT, turn_id TEXT, deaths INTEGER NOT NULL,
+        ending {blob} NOT NULL, accepted_at DOUBLE PRECISION NOT NULL, changed_at DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (owner, message_id)""",
+    # due_since: when the configuration was registered; null once its webhook has the end of the task, or was given up.
+    # is_0_3: whether it was registered over A2A 0.3. body: the `TaskPushNotificationConfig`.
+    "push_configs": """
+        task_id TEXT, id TEXT, owner TEXT NOT NULL, body {blob} NOT NULL, due_since DOUBLE PRECISION,
+        is_0_3 INTEGER NOT NULL, PRIMARY KEY (task_id, id)""",
+    "memories": """
+        id {serial} PRIMARY KEY, owner TEXT NOT NULL, content TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL""",
+    "outbox": """
+        number {serial} PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, message_id TEXT NOT NULL,
+        route TEXT NOT NULL, peer TEXT NOT NULL, source_id TEXT NOT NULL, delegation_id TEXT NOT NULL,
+        created_at TEXT NOT NULL, digest {blob} NOT NULL, request {blob} NOT NULL, state TEXT NOT NULL,
+        reply TEXT NOT NULL, is_failure INTEGER NOT NULL, may_be_sent INTEGER NOT NULL,
+        received_at DOUBLE PRECISION NOT NULL, changed_at DOUBLE PRECISION NOT NULL""",
+    "inbox_cursors": "workspace_id TEXT PRIMARY KEY, row_id TEXT NOT NULL, created_at TEXT NOT NULL",
+    "write_probe": "id INTEGER PRIMARY KEY, filler {blob} NOT NULL",
+}
 
-schema_version: Final = Table(
-    "schema_version",
-    metadata,
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("created_at", Float, nullable=False),
-)
-contexts: Final = Table(
-    "contexts",
-    metadata,
-    Column("owner", String(255), primary_key=True),
-    Column("context_id", String(MAX_CONTEXT_ID_CHARS), primary_key=True),
-    Column("thread_id", String(64), nullable=True),
-    Column("created_at", Float, nullable=False),
-    Column("instructions", String(64), nullable=True),
-)
-main_contexts: Final = Table(
-    "main_contexts",
-    metadata,
-    Column("owner", String(255), primary_key=True),
-    Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
-)
-deliveries: Final = Table(
-    "deliveries",
-    metadata,
-    Column("owner", String(255), primary_key=True),
-    Column("message_id", String(MAX_ID_CHARS), primary_key=True),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("task_id", String(36), nullable=False, index=True),
-    Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
-    Column("state", String(16), nullable=False, index=True),
-    Column("request", LargeBinary, nullable=False),
-    Column("thread_id", String(64), nullable=True),
-    Column("turn_id", String(64), nullable=True),
-    Column("deaths", Integer, nullable=False, default=0),
-    Column("ending", LargeBinary, nullable=False, default=b""),
-    Column("accepted_at", Float, nullable=False),
-    Column("changed_at", Float, nullable=False),
-)
-task_restarts: Final = Table(
-    "task_restarts",
-    metadata,
-    Column("task_id", String(36), primary_key=True),
-    Column("restarts", Integer, nullable=False),
-)
-"""How many agent processes ended during a task's turn."""
+_INDEXES: Final[Mapping[str, str]] = {
+    # Has every column by which tasks are listed and counted.
+    "tasks_of_owner": "tasks (owner, updated_at, id, context_id, state)",
+    "tasks_of_context": "tasks (owner, context_id, updated_at)",
+    "tasks_in_state": "tasks (state, updated_at)",
+    "deliveries_of_task": "deliveries (task_id)",
+    "deliveries_in_state": "deliveries (state)",
+    "memories_of_owner": "memories (owner, id)",
+    "outbox_of_message": "outbox (message_id)",
+    "outbox_in_state": "outbox (state)",
+}
 
-push_due: Final = Table(
-    "push_due",
-    metadata,
-    Column("task_id", String(36), primary_key=True),
-    Column("config_id", String(MAX_ID_CHARS), primary_key=True),
-    Column("registered_at", Float, nullable=False),
-)
-push_0_3_configs: Final = Table(
-    "push_0_3_configs",
-    metadata,
-    Column("task_id", String(36), primary_key=True),
-    Column("config_id", String(MAX_ID_CHARS), primary_key=True),
-    Column("owner", String(255), nullable=False),
-)
-"""The push configurations that were registered over A2A 0.3, and their owners."""
-
-memories: Final = Table(
-    "memories",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("owner", String(255), nullable=False),
-    Column("content", Text, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Index("idx_memories_owner", "owner", "id"),
-)
-outbox: Final = Table(
-    "outbox",
-    metadata,
-    Column("number", Integer, primary_key=True),
-    Column("id", String(MAX_ID_CHARS), nullable=False, unique=True),
-    Column("owner", String(255), nullable=False),
-    Column("message_id", String(MAX_ID_CHARS), nullable=False, index=True),
-    Column("route", String(16), nullable=False),
-    Column("peer", String(MAX_ID_CHARS), nullable=False),
-    Column("source_id", String(MAX_ID_CHARS), nullable=False),
-    Column("delegation_id", String(MAX_ID_CHARS), nullable=False),
-    Column("created_at", String(64), nullable=False),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("request", LargeBinary, nullable=False),
-    Column("state", String(16), nullable=False, index=True),
-    Column("reply", Text, nullable=False),
-    Column("is_failure", Boolean, nullable=False),
-    Column("may_be_sent", Boolean, nullable=False),
-    Column("received_at", Float, nullable=False),
-    Column("changed_at", Float, nullable=False),
-)
-inbox_cursors: Final = Table(
-    "inbox_cursors",
-    metadata,
-    Column("workspace_id", String(255), primary_key=True),
-    Column("row_id", String(MAX_ID_CHARS), nullable=False),
-    Column("created_at", String(64), nullable=False),
-)
-write_probe: Final = Table(
-    "write_probe",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("filler", LargeBinary, nullable=False),
-)
-
-SCHEMA_VERSION: Final = 1
-
-SDK_TABLES: Final = ("tasks", "push_notification_configs")
-
-TABLES: Final = frozenset({*SDK_TABLES, *metadata.tables})
+TABLES: Final = frozenset(_COLUMNS)
 """The names of all tables of a database."""
 
 
-def version_of(connection: Connection) -> int | None:
+def _in_states(states: frozenset[TaskState]) -> str:
+    names = ", ".join(f"'{name}'" for name in state_names(states))
+    return f"state in ({names})"
+
+
+HAS_ENDED: Final = _in_states(TERMINAL)
+"""The condition that a task has ended."""
+
+IS_WORKING: Final = _in_states(WORKING)
+"""The condition that a task has neither ended nor asks a question."""
+
+
+def version_of(connection: Connection, table_names: str) -> int | None:
     """Return the schema version of a database: 0 for an empty one, None for tables without a version."""
-    names = set(inspect(connection).get_table_names())
-    if schema_version.name not in names:
+    names = set(connection.all(str, table_names))
+    if "schema_version" not in names:
         return None if names & TABLES else 0
-    version: int | None = connection.execute(select(func.max(schema_version.c.version))).scalar_one_or_none()
-    return version
+    return connection.first(lambda version: version, "select max(version) from schema_version")
 
 
 def require_known_version(version: int | None, database: str) -> None:
@@ -174,18 +102,11 @@ def require_known_version(version: int | None, database: str) -> None:
         )
 
 
-def create_schema(connection: Connection) -> None:
+def create_schema(connection: Connection, types: Mapping[str, str]) -> None:
     """Create the tables of an empty database, in the caller's transaction."""
-    if connection.dialect.name == "sqlite":
-        # Python's driver begins transactions before changes of rows only; this also excludes other processes.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    if version_of(connection) == 0:
-        TaskModel.metadata.create_all(connection, [TaskModel.metadata.tables[name] for name in SDK_TABLES])
-        metadata.create_all(connection)
-        connection.execute(insert(schema_version).values(version=SCHEMA_VERSION, created_at=time.time()))
-
-
-def has_ended() -> ColumnElement[bool]:
-    """Return the condition that a task has ended."""
-    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(state_names(TERMINAL))
-    return ended
+    for name, columns in _COLUMNS.items():
+        connection.change(f"create table if not exists {name} ({columns.format(**types)})")
+    for name, columns in _INDEXES.items():
+        connection.change(f"create index if not exists {name} on {columns}")
+    created = "insert into schema_version (version, created_at) values (?, ?) on conflict do nothing"
+    connection.change(created, SCHEMA_VERSION, time.time())

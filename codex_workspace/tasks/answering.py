@@ -4,8 +4,8 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -16,7 +16,6 @@ from a2a.types import Message, SendMessageRequest, Task, TaskState
 from a2a.utils.errors import UnsupportedOperationError
 
 from codex_workspace.common.a2a_terms import AWAITING_INPUT
-from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.common.redact import Redactor
 from codex_workspace.protocol.codex_events import TurnCompleted
@@ -290,9 +289,12 @@ class Job:
         deliveries, delivery = self._services.deliveries, self._delivery
         deaths, restarts = delivery.deaths, 0
         if self._is_resumed:
-            if delivery.state is DeliveryState.STARTED:
-                restarts = await deliveries.count_restart(delivery.task_id)
+            # Before the look at codex's record, in case that ends the agent.
+            is_started = delivery.state is DeliveryState.STARTED
+            restarts = await deliveries.count_restart(delivery.task_id) if is_started else 0
             found = await self._recorded_end(lease, request, AGENT_ENDED)
+            if found is TurnRecord.INTERRUPTED and not is_started:
+                restarts = await deliveries.count_restart(delivery.task_id)
             step = next_step(self._services.policy, found, request.turn_input, deaths, restarts, AGENT_ENDED)
         while not isinstance(step, str | TurnCompleted):
             try:
@@ -334,36 +336,15 @@ class Job:
                     turn.interrupt()
                 notes = [self._reply.notice(self._services.redactor(started.note))] if started.note else []
                 telemetry.began(turn)
-                async with self._recording_start(turn):
-                    await self._send([self._reply.working(), *notes])
-                    await self._follow(turn, telemetry)
+                await self._services.deliveries.mark_started(self._delivery.key, turn.thread_id, turn.turn_id)
+                await self._send([self._reply.working(), *notes])
+                await self._follow(turn, telemetry)
         except CodexGone as gone:
             self.turn = None
             if self._stop_outcome is not None:
                 raise
             raise TurnInterrupted(gone.public) from gone
         return self._reply.ended(self._outcome(turn))
-
-    @asynccontextmanager
-    async def _recording_start(self, turn: RunningTurn) -> AsyncIterator[None]:
-        """Store that the turn has started, while the block runs; the end of the block waits for the write.
-
-        The turn itself need not wait, because codex's history also contains it.
-        """
-        stored = anyio.Event()
-
-        async def store() -> None:
-            await self._services.deliveries.mark_started(self._delivery.key, turn.thread_id, turn.turn_id)
-            stored.set()
-
-        async with task_group() as tasks:
-            tasks.start_soon(store)
-            try:
-                yield
-            except CodexGone:
-                # Cancelling the query would close its database connection.
-                await stored.wait()
-                raise
 
     async def _follow(self, turn: RunningTurn, telemetry: TurnTelemetry) -> None:
         """Send the turn's events until it has ended, text at most ten times per second."""

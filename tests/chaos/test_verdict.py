@@ -100,15 +100,14 @@ def test_an_open_delivery_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "store.sqlite3"
     with sqlite3.connect(file) as database:
         database.execute("create table deliveries (message_id text, state text, task_id text)")
-        database.execute("create table tasks (id text, status text)")
+        database.execute("create table tasks (id text, state text)")
         for message in PLAN.messages:
             row = (message.message_id, "acknowledged", f"task-{message.number}")
             database.execute("insert into deliveries values (?, ?, ?)", row)
-            task = (f"task-{message.number}", '{"state": "TASK_STATE_COMPLETED"}')
-            database.execute("insert into tasks values (?, ?)", task)
+            database.execute("insert into tasks values (?, 'TASK_STATE_COMPLETED')", (f"task-{message.number}",))
     assert list(judge_database(file, PLAN)) == []
     with sqlite3.connect(file) as database:
-        database.execute("update tasks set status = '{\"state\": \"TASK_STATE_WORKING\"}' where id = 'task-0'")
+        database.execute("update tasks set state = 'TASK_STATE_WORKING' where id = 'task-0'")
         database.execute("update deliveries set state = 'started' where task_id = 'task-1'")
         database.execute("delete from deliveries where task_id = 'task-2'")
     assert len(list(judge_database(file, PLAN))) == 4

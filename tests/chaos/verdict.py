@@ -94,7 +94,7 @@ def judge_database(file: Path, plan: Plan) -> Iterator[str]:
     """Yield the faults in the store of a stopped agent."""
     with closing(sqlite3.connect(file)) as database:
         deliveries = database.execute("select message_id, state, task_id from deliveries").fetchall()
-        tasks = dict(database.execute("select id, json_extract(status, '$.state') from tasks").fetchall())
+        tasks = dict(database.execute("select id, state from tasks").fetchall())
     known = Counter(message_id for message_id, _, _ in deliveries)
     for message in plan.messages:
         if known[message.message_id] != 1:

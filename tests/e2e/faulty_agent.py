@@ -17,7 +17,7 @@ from codex_workspace.backends.codex_exec.thread import ExecThread
 from codex_workspace.codex.thread import CodexThread
 from codex_workspace.common.a2a_terms import TERMINAL
 from codex_workspace.storage.deliveries import Deliveries
-from codex_workspace.storage.store import DebouncedTaskStore
+from codex_workspace.storage.tasks import TaskStore
 
 
 def kill_self() -> None:
@@ -54,16 +54,16 @@ def kill_before_turn() -> None:
 
 def kill_when_task_ends(*, after: bool) -> None:
     """Kill the process before or after it saves a task's terminal state."""
-    real = DebouncedTaskStore.save
+    real = TaskStore.save
 
-    async def save(self: DebouncedTaskStore, task: Task, context: ServerCallContext) -> None:
+    async def save(self: TaskStore, task: Task, context: ServerCallContext) -> None:
         if task.status.state in TERMINAL and not after:
             kill_self()
         await real(self, task, context)
         if task.status.state in TERMINAL:
             kill_self()
 
-    setattr(DebouncedTaskStore, "save", save)  # noqa: B010
+    setattr(TaskStore, "save", save)  # noqa: B010
 
 
 STEPS: Final[dict[str, Callable[[], None]]] = {

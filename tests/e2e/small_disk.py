@@ -4,29 +4,28 @@ SQLite's page limit is set, which causes the same error as a full disk.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
-from sqlalchemy.engine.interfaces import DBAPICursor
-
 from codex_workspace.__main__ import main
+from codex_workspace.storage.database import Connection, Cursor, Value
 
 
 @contextmanager
 def small_disk(full: Path) -> Iterator[None]:
     """Prevent this process's databases from growing while the file `full` exists."""
+    run = Connection.run
 
-    def limit(_connection: object, cursor: DBAPICursor, *_rest: object) -> None:
-        cursor.execute(f"PRAGMA max_page_count = {1 if full.exists() else 1 << 30}")
+    def limited(connection: Connection, sql: str, values: Sequence[Value] = ()) -> Cursor:
+        run(connection, f"PRAGMA max_page_count = {1 if full.exists() else 1 << 30}")
+        return run(connection, sql, values)
 
-    event.listen(Engine, "before_cursor_execute", limit)
+    setattr(Connection, "run", limited)  # noqa: B010
     try:
         yield
     finally:
-        event.remove(Engine, "before_cursor_execute", limit)
+        setattr(Connection, "run", run)  # noqa: B010
 
 
 if __name__ == "__main__":

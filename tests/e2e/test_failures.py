@@ -171,7 +171,7 @@ async def test_an_unusable_state_folder(setup: AgentSetup) -> None:
 
 
 async def test_a_file_that_is_no_database(setup: AgentSetup) -> None:
-    done = await _start(setup, DATABASE_URL=f"sqlite+aiosqlite:///{setup.root}/config/config.yaml")
+    done = await _start(setup, DATABASE_URL=f"sqlite:///{setup.root}/config/config.yaml")
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert b"database" in done.stderr.lower()
@@ -263,7 +263,7 @@ async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(setup:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///x.db", "postgresql+asyncpg://u:p@127.0.0.1:1/x", "nonsense"])
-async def test_a_database_url_without_a_driver(setup: AgentSetup, url: str) -> None:
+async def test_a_database_url_of_another_form(setup: AgentSetup, url: str) -> None:
     done = await _start(setup, DATABASE_URL=url)
     assert done.returncode == 2, done.stderr.decode()
     assert b"Traceback" not in done.stderr

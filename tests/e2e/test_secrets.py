@@ -78,7 +78,7 @@ def setup_with_secrets(setup: AgentSetup) -> AgentSetup:
             "MOLECULE_WORKSPACE_TOKEN_FILE": str(setup.root / "platform.token"),
             "PLATFORM_URL": "http://127.0.0.1:1/",
             "WORKSPACE_ID": "me",
-            "DATABASE_URL": f"sqlite+aiosqlite:///{setup.root}/tasks.sqlite3",
+            "DATABASE_URL": f"sqlite:///{setup.root}/tasks.sqlite3",
             "LOG_LEVEL": "DEBUG",
         },
         config={"principals": [{"name": "ada", "token_env": "ADA_TOKEN"}]},

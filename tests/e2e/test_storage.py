@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import anyio
 import httpx
 import pytest
-from a2a.types import TaskState
+from a2a.types import Task, TaskState, TaskStatus
 from a2a.utils.errors import InternalError
 
 from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
@@ -136,7 +136,7 @@ async def test_the_doctor_shows_the_schema_version_and_a_newer_one_is_rejected(s
     with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("insert into schema_version values (99, 0)")
     error = await startup_error(setup)
-    assert "has schema version 99, and this agent supports only version 1" in error
+    assert "has schema version 99, and this agent supports only version 2" in error
     assert (await doctor_reports(setup))["schema"]["status"] == "failed"
 
 
@@ -174,7 +174,7 @@ async def test_a_full_disk_rejects_messages_loses_nothing_and_recovers(setup: Ag
         assert await agent.stop() == 0
         assert "Traceback" not in agent.log.read_text()
     assert rows(setup, "pragma integrity_check") == [("ok",)]
-    assert rows(setup, "select count(*) from tasks where last_updated is null") == [(0,)]
+    assert rows(setup, "select count(*) from tasks where updated_at = 0") == [(0,)]
 
 
 async def test_an_agent_with_a_full_disk_stops_in_time_and_answers_after_a_restart(
@@ -209,7 +209,7 @@ async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(setup: AgentSetu
         assert await process.wait() == 0, log.read_text()
     assert "ready" not in log.read_text()
     async with running_agent(setup):
-        assert rows(setup, "select count(*) from tasks where status like '%WORKING%'") == [(0,)]
+        assert rows(setup, "select count(*) from tasks where state like '%WORKING%'") == [(0,)]
 
 
 def insert_working_tasks(setup: AgentSetup, count: int) -> None:
@@ -217,8 +217,9 @@ def insert_working_tasks(setup: AgentSetup, count: int) -> None:
     with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("create temp table one as select * from tasks limit 1")
         for number in range(count):
-            status = '{"state": "TASK_STATE_WORKING"}'
-            connection.execute("update one set id = ?, status = ?", (f"left-{number}", status))
+            task = Task(id=f"left-{number}", status=TaskStatus(state=TaskState.TASK_STATE_WORKING))
+            row = task.id, "TASK_STATE_WORKING", task.SerializeToString()
+            connection.execute("update one set id = ?, state = ?, body = ?", row)
             connection.execute("insert into tasks select * from one")
 
 
@@ -231,7 +232,7 @@ async def test_a_repeated_message_gets_its_answer_until_retention_removes_it(set
         new = await client.ask("the word is pear", "ctx")
         assert await agent.stop() == 0
     with closing(sqlite3.connect(database(setup))) as connection, connection:
-        connection.execute("update tasks set last_updated = '2020-01-01 00:00:00.000000' where id = ?", (old.task_id,))
+        connection.execute("update tasks set updated_at = 1577836800000000000 where id = ?", (old.task_id,))
         connection.execute("update deliveries set state = 'acknowledged'")
     async with running_agent(setup) as agent, peer(agent.url) as client:
         await eventually(lambda: rows(setup, "select id from tasks") == [(new.task_id,)])

@@ -1,6 +1,7 @@
 """Wait for a running turn with either backend: `codex exec` reports no text before the answer is complete."""
 
-import aiosqlite
+import sqlite3
+from contextlib import closing
 
 from codex_workspace.devkit.model import ScriptedModel
 from tests.e2e.agent_process import AgentSetup
@@ -34,11 +35,7 @@ async def wait_for_running_turn(setup: AgentSetup, model: ScriptedModel) -> None
     await eventually(lambda: _started(setup))
 
 
-async def _started(setup: AgentSetup) -> int:
-    async with (
-        aiosqlite.connect(setup.root / "state" / "workspace.sqlite3") as database,
-        database.execute("select count(*) from deliveries where state = 'started'") as rows,
-    ):
-        row = await rows.fetchone()
-    assert row is not None
-    return int(row[0])
+def _started(setup: AgentSetup) -> int:
+    query = "select count(*) from deliveries where state = 'started'"
+    with closing(sqlite3.connect(setup.root / "state" / "workspace.sqlite3")) as database:
+        return int(database.execute(query).fetchone()[0])

@@ -102,7 +102,7 @@ async def running_server(
             options = replace(options, url=url, grpc_url=f"127.0.0.1:{grpc_listener.port}")
             executor = Echo()
             async with (
-                open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+                open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
                 build_app(options, other or executor, store, ready) as app,
                 app.grpc(grpc_listener),
                 serving(app.asgi, listener),

@@ -59,7 +59,6 @@ KNOWN_BY: Final = {
     "opentelemetry": {"common"},
     "prometheus_client": {"common"},
     "rich": {"cli", "devkit"},
-    "sqlalchemy": {"agent", "cli", "storage"},
     "starlette": {"devkit", "server", "tools"},
     "tomlkit": {"backends", "codex", "config"},
 }

@@ -560,7 +560,9 @@ BAD: Final[Mapping[str, Bad]] = {
     "an unknown log format": _variable("LOG_FORMAT", "must be one of text, json, but is 'xml'", LOG_FORMAT="xml"),
     "an unknown log level": _variable("LOG_LEVEL", "must be one of debug, info, warning, error", LOG_LEVEL="loud"),
     "a missing workspace": _variable("WORKSPACE_DIR", "must be an existing folder", WORKSPACE_DIR="/none"),
-    "a database without a scheme": _variable("DATABASE_URL", "must be a URL such as", DATABASE_URL=CREDENTIAL),
+    "a database without a scheme": _variable(
+        "DATABASE_URL", "must be sqlite:////absolute/path or", DATABASE_URL=CREDENTIAL
+    ),
     "a platform without an id": _variable(
         "WORKSPACE_ID", "is missing; PLATFORM_URL requires it", PLATFORM_URL="http://platform"
     ),
@@ -629,13 +631,10 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
         command="serve",
     ),
-    "a missing database driver": Bad(
-        GOOD,
-        "DATABASE_URL: ",
-        "name an asynchronous driver and install it",
-        env={"DATABASE_URL": f"mysql+nothing://u:{CREDENTIAL}@h/d"},
-        schema=False,
-        command="serve",
+    "a database with a driver": _variable(
+        "DATABASE_URL",
+        "names the driver asyncpg, but the agent has its own; remove +asyncpg",
+        DATABASE_URL=f"postgresql+asyncpg://u:{CREDENTIAL}@h/d",
     ),
 }
 """By description."""

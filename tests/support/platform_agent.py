@@ -103,7 +103,7 @@ async def running_platform_agent(setup: PlatformAgentSetup) -> AsyncIterator[Pla
             return None
 
         async with (
-            open_store(f"sqlite+aiosqlite:///{setup.folder / 'store.sqlite3'}") as store,
+            open_store(f"sqlite:///{setup.folder / 'store.sqlite3'}") as store,
             build_app(options, tracked, store, ready, handler_class=DeadlineReplyHandler) as app,
             open_platform_client(setup.platform.url, setup.workspace_id, token) as api,
         ):

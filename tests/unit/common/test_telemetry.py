@@ -13,7 +13,6 @@ import pytest
 from a2a.types import Message, SendMessageRequest
 from opentelemetry.trace import INVALID_SPAN
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.common.telemetry import (
     MAX_ATTRIBUTE_CHARS,
@@ -31,7 +30,9 @@ from codex_workspace.common.telemetry import (
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.runtimes.events import BASH, COMMAND, SEARCH, WEB_SEARCH, AgentMessage, Text, ToolResult, ToolUse
 from codex_workspace.server.views import COUNTED_S, GaugeCollector
+from codex_workspace.storage.database import Database
 from codex_workspace.storage.deliveries import Deliveries, DeliveryKey, message_digest
+from codex_workspace.storage.sqlite import SqliteEngine
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.telemetry import Telemetry
 from tests.e2e.otlp_receiver import Receiver, otlp_receiver
@@ -57,7 +58,7 @@ try:
 except ValueError:
     logger.exception("failed with two\\nlines")
 logger.warning("a peer says: hello\\n12:00:00 ERROR   ours: forged, and %s", secrets[5])
-for chatty in ("httpx", "a2a.server", "aiosqlite", "uvicorn.error"):
+for chatty in ("httpx", "a2a.server", "uvicorn.error"):
     logging.getLogger(chatty).info("chatter")
     logging.getLogger(chatty).warning("%s warns", chatty)
 """
@@ -327,7 +328,7 @@ def test_item_spans_belong_to_their_turn_and_end_with_it() -> None:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
+    async with open_store(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
         yield store
 
 
@@ -362,11 +363,11 @@ async def test_the_last_active_thread_is_known(store: Store) -> None:
 
 
 async def test_a_failing_database_leaves_the_other_metrics(tmp_path: Path) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'without_tables.sqlite3'}")
+    database = Database(SqliteEngine(tmp_path / "without_tables.sqlite3"))
     try:
-        values, counted = await GaugeCollector(Deliveries(engine), lambda: 7).read()
+        values, counted = await GaugeCollector(Deliveries(database), lambda: 7).read()
     finally:
-        await engine.dispose()
+        await database.close()
     assert (counted, values["streams_open"]) == (None, 7)
 
 

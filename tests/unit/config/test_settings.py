@@ -256,7 +256,7 @@ def test_folders_in_a_container_and_outside(machine: Machine) -> None:
     env |= {"WORKSPACE_STATE_DIR": "~/s", "CODEX_HOME": "h", "WORKSPACE_DIR": "."}
     named = load_settings(env, cwd=outside, root=outside)
     assert (named.state_dir, named.codex_home, named.workspace_dir) == (Path("/home/me/s"), outside / "h", outside)
-    assert named.database_url.reveal() == "sqlite+aiosqlite:////home/me/s/workspace.sqlite3"
+    assert named.database_url.reveal() == "sqlite:////home/me/s/workspace.sqlite3"
 
 
 def test_config_path_given_by_the_host_wins(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -337,13 +337,13 @@ def test_every_secret_can_come_from_a_file(machine: Machine) -> None:
     env = {f"{name}_FILE": str(machine.root / name) for name in SECRETS}
     for name in env:
         variable = name.removesuffix("_FILE")
-        (machine.root / variable).write_text(f"x://{variable}\n")
+        (machine.root / variable).write_text(f"postgresql://{variable}\n")
     settings = machine.load(GOOD, **env, PLATFORM_URL="http://p", WORKSPACE_ID="w")
     assert settings.platform is not None
     held = settings.tokens["operator"], settings.database_url, settings.platform.token, settings.metrics_token
     names = "A2A_TOKEN", "DATABASE_URL", "MOLECULE_WORKSPACE_TOKEN", "METRICS_TOKEN"
-    assert held == tuple(Secret(f"x://{name}") for name in names)
-    assert settings.trace_headers == Secret("x://OTEL_EXPORTER_OTLP_HEADERS")
+    assert held == tuple(Secret(f"postgresql://{name}") for name in names)
+    assert settings.trace_headers == Secret("postgresql://OTEL_EXPORTER_OTLP_HEADERS")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_traces_are_exported_if_an_endpoint_is_configured(machine: Machine, env:
 
 
 def test_a_secret_is_never_shown(machine: Machine) -> None:
-    settings = machine.load(A2A_TOKEN="sk-secret-1", DATABASE_URL="a://sk-secret-1")
+    settings = machine.load(A2A_TOKEN="sk-secret-1", DATABASE_URL="postgresql://sk-secret-1")
     secret = settings.tokens["operator"]
     assert secret.reveal() == "sk-secret-1"
     shown = f"{settings} {settings!r} {secret:} {secret!r} {dataclasses.asdict(settings)}"

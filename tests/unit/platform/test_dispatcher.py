@@ -53,7 +53,7 @@ class Place:
 async def place(folder: Path) -> AsyncIterator[Place]:
     async with (
         running_platform() as platform,
-        open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+        open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
     ):
         platform.add_workspace(ME, "token-of-me-0123456789", "push")
         platform.add_workspace(PEER, "token-of-peer-0123456789", "poll")

@@ -167,7 +167,7 @@ async def host(
     worker = Worker()
     results = DelegationResults(folder / "results", folder / "told")
     async with (
-        open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+        open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
         open_host_adapter(
             worker,
             store,

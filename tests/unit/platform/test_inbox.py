@@ -36,7 +36,7 @@ class Recorder(Dispatcher):
 async def polling(folder: Path, api: PlatformClient) -> AsyncIterator[Recorder]:
     recorder = Recorder()
     async with (
-        open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+        open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(Inbox(api, store.outbox, recorder, 10).run, anyio.Event())

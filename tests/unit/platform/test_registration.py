@@ -4,7 +4,7 @@ Covers `platform.inbox`.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -12,7 +12,6 @@ import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types import Message, SendMessageRequest, Task
 from a2a.utils.errors import InternalError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -31,8 +30,10 @@ from codex_workspace.platform.dispatcher import Dispatcher
 from codex_workspace.protocol.jsonrpc import nested, objects, text
 from codex_workspace.server.app import bind, serving
 from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.storage import outbox
+from codex_workspace.storage.database import Connection, Value
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
-from codex_workspace.storage.outbox import Outbox, OutboxMessage
+from codex_workspace.storage.outbox import OutboxMessage
 from tests.support.platform_agent import ME, PEER, PlatformAgentSetup, running_platform_agent
 from tests.unit.platform.test_activity_rows import ROWS
 
@@ -357,13 +358,13 @@ async def test_a_switch_of_the_delivery_mode_loses_no_message(tmp_path: Path, mo
 
 async def test_a_failing_database_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[str] = []
-    reading, find = Outbox._reading, Deliveries.find
+    select, find = outbox._select, Deliveries.find
 
-    def no_reading(self: Outbox) -> AbstractAsyncContextManager[AsyncConnection]:
+    def no_select(rows: Connection, condition: str, *values: Value) -> list[OutboxMessage]:
         if failed.count("mail") < 2:
             failed.append("mail")
             raise StoreUnavailable("out of reach")
-        return reading(self)
+        return select(rows, condition, *values)
 
     async def no_find(self: Deliveries, key: DeliveryKey, digest: bytes) -> Delivery | None:
         if failed.count("deliveries") < 2:
@@ -371,7 +372,7 @@ async def test_a_failing_database_loses_nothing(tmp_path: Path, monkeypatch: pyt
             raise StoreUnavailable("out of reach")
         return await find(self, key, digest)
 
-    monkeypatch.setattr(Outbox, "_reading", no_reading)
+    monkeypatch.setattr(outbox, "_select", no_select)
     monkeypatch.setattr(Deliveries, "find", no_find)
     async with world(tmp_path) as (platform, setup), running_platform_agent(setup):
         await platform.canvas_message(ME, "hello")

@@ -44,7 +44,7 @@ class Setup:
 async def sending_to_silent_peer(folder: Path) -> AsyncIterator[Setup]:
     async with (
         running_platform() as platform,
-        open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+        open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
     ):
         platform.add_workspace(ME, "mine", "poll")
         platform.add_workspace(PEER, "peer's", "push", url="http://127.0.0.1:9/")

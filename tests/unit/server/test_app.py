@@ -129,7 +129,7 @@ async def served(folder: Path, options: ServerOptions = OPTIONS, **headers: str)
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         async with (
-            open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+            open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
             build_app(replace(options, url=url), executor, store, ready) as app,
             serving(app.asgi, listener),
             httpx.AsyncClient(base_url=url, headers=headers, timeout=4) as http,
@@ -387,7 +387,7 @@ async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> Non
 
 async def test_a_client_that_disconnects_during_acceptance_loses_nothing(tmp_path: Path) -> None:
     """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
-    async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
+    async with open_store(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
         handler = IdempotentHandler(Echo(), store, None, agent_card(OPTIONS), one_main_context=True)
         context = ServerCallContext()
 

@@ -108,7 +108,7 @@ async def scene(folder: Path, patience_s: float = PATIENCE_S) -> AsyncIterator[S
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         options = ServerOptions("talker", "Talks.", "1.0", url)
         async with (
-            open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+            open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
             build_app(options, talker, store, ready) as app,
             serving(app.asgi, listener, patience_s),
             httpx.AsyncClient(base_url=url, timeout=5) as http,

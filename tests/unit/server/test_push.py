@@ -1,7 +1,4 @@
-"""Telling webhooks: in order, again, after a restart; in virtual time, and with the SDK's handler over real sockets.
-
-Covers `storage.push_configs`.
-"""
+"""Telling webhooks: in order, again, after a restart; in virtual time, and with the SDK's handler over real sockets."""
 
 import logging
 import re
@@ -11,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -43,6 +40,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.a2a_terms import HEADERS
+from codex_workspace.common.database_url import sqlite_url
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.safe_http import (
     AddressGuard,
@@ -55,11 +53,13 @@ from codex_workspace.common.safe_http import (
 from codex_workspace.config.settings import TEMPLATE_DIR, PushConfig
 from codex_workspace.config.validation import read_section
 from codex_workspace.server.push import LONGEST_RETRY_AFTER_S, PushService, open_push
-from codex_workspace.storage.push_configs import MAX_CONFIGS_PER_TASK, PushConfigs
 from codex_workspace.storage.store import Store
 from tests.support.memory_codex import in_virtual_time
 from tests.support.webhook_server import WebhookServer, webhook
-from tests.unit.storage.test_store import COMPLETED, ME, WORKING, by, on_disk, opened, task_of
+from tests.unit.storage.test_store import COMPLETED, ME, WORKING, on_disk, opened, task_of
+
+if TYPE_CHECKING:
+    from codex_workspace.storage.push_configs import PushConfigs
 
 OPTIONS = PushConfig(retry_for_s=100.0)
 HOOK = "https://hooks.example.com/secret-path?key=secret-query"
@@ -432,10 +432,14 @@ class Agent:
 LOOPBACK = PushConfig(allow=("127.0.0.1",))
 
 
+def url_in(folder: Path) -> str:
+    return sqlite_url(folder / "store.sqlite3")
+
+
 @asynccontextmanager
 async def agent(folder: Path, options: PushConfig = LOOPBACK) -> AsyncIterator[Agent]:
     card = AgentCard(name="worker", capabilities=AgentCapabilities(push_notifications=True))
-    async with opened(folder) as store, open_push(options, store.push_configs) as push:
+    async with opened(url_in(folder)) as store, open_push(options, store.push_configs) as push:
         handler = DefaultRequestHandler(
             Worker(),
             store.tasks,
@@ -469,7 +473,8 @@ ALL = ["SUBMITTED", "WORKING", "artifact", "COMPLETED"]
 
 
 def due_on_disk(folder: Path) -> list[object]:
-    return [config_id for (config_id,) in on_disk(folder, "select config_id from push_due order by config_id")]
+    due = "select id from push_configs where due_since is not null order by id"
+    return [config_id for (config_id,) in on_disk(url_in(folder), due)]
 
 
 async def test_a_webhook_receives_the_events_of_a_task(tmp_path: Path) -> None:
@@ -507,22 +512,6 @@ async def test_a_webhook_of_a_0_3_client_receives_0_3_tasks(tmp_path: Path) -> N
         assert told[-1].status.state == old_types.TaskState.completed
         assert [artifact.artifact_id for artifact in told[-1].artifacts or []] == ["answer"]
         assert all(b'"kind":"task"' in request.body for request in server.received)
-
-
-async def test_a_webhook_set_again_over_1_0_receives_1_0_after_a_restart_too(tmp_path: Path) -> None:
-    old = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "0.3"}})
-    new = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "1.0"}})
-    config = TaskPushNotificationConfig(url="https://hooks.example.com")
-    async with opened(tmp_path) as store:
-        for config.id, contexts in {"stays": [old], "changes": [old, new]}.items():
-            for context in contexts:
-                await store.push_configs.set_info("t", config, context)
-    async with opened(tmp_path) as store:
-        await store.push_configs.load()
-        assert store.push_configs.expects_whole_task("t", "stays")
-        assert not store.push_configs.expects_whole_task("t", "changes")
-        await store.push_configs.delete_info("t", old, "stays")
-        assert not store.push_configs.expects_whole_task("t", "stays")
 
 
 @pytest.mark.alone
@@ -571,7 +560,7 @@ async def test_the_final_status_of_a_killed_processs_task_is_sent(tmp_path: Path
             await working.push.configs.set_info("task-1", TaskPushNotificationConfig(url=server.url, token="known"), ME)
         async with agent(tmp_path) as again:
             assert await again.push.resume() == 0
-            await again.store.fail_unfinished("It was cut off.")
+            await again.store.tasks.fail_unfinished("It was cut off.")
             assert await again.push.resume() == 1
             (request,) = await server.heard(1)
     assert state_of(request.payload) == "FAILED"
@@ -638,7 +627,7 @@ async def test_a_name_that_leads_inside_is_refused_when_connecting(
 
     async with (
         webhook() as server,
-        opened(tmp_path) as store,
+        opened(url_in(tmp_path)) as store,
         open_push(PushConfig(), store.push_configs, resolve) as push,
     ):
         url = f"http://hooks.example.com:{server.port}/"
@@ -653,98 +642,3 @@ def test_the_documented_configuration_is_valid() -> None:
     (section,) = [read_section(PushConfig, yaml.safe_load(each)["push"], ConfigLocation("push.md")) for each in shown]
     assert AllowList.parse(section.allow).allows("hooks.internal", ip_address("127.0.0.1"))
     assert AllowList.parse(section.allow).allows("other.internal", ip_address("10.20.0.1"))
-
-
-# --- Configurations ---
-
-
-async def test_configurations_are_visible_to_their_owner_only(tmp_path: Path) -> None:
-    async with agent(tmp_path) as working:
-        configs = working.push.configs
-        for config_id in ("b", "a"):
-            await configs.set_info("t", TaskPushNotificationConfig(id=config_id, url=HOOK), ME)
-        assert [each.id for each in await configs.get_info("t", ME)] == ["a", "b"]
-        assert await configs.get_info("t", by("somebody")) == []
-        await configs.delete_info("t", by("somebody"))
-        await configs.delete_info("t", by("somebody"), "a")
-        assert [each.id for each in await configs.get_info("t", ME)] == ["a", "b"]
-        assert list(configs.watched["t"]) == ["b", "a"]
-
-
-async def test_a_configuration_without_an_id_gets_the_tasks_and_replaces_the_one_before(tmp_path: Path) -> None:
-    async with agent(tmp_path) as working:
-        configs = working.push.configs
-        for url in ("https://one.example.com/", "https://two.example.com/"):
-            assert (await configs.set_info("t", TaskPushNotificationConfig(url=url), ME)).id == "t"
-        (known,) = await configs.get_info("t", ME)
-        assert known.url == "https://two.example.com/"
-        assert configs.watched["t"]["t"].url == "https://two.example.com/"
-
-
-async def test_configurations_outlive_the_process(tmp_path: Path) -> None:
-    authentication = AuthenticationInfo(scheme="Bearer", credentials="theirs")
-    config = TaskPushNotificationConfig(id="a", task_id="t", url=HOOK, token="known", authentication=authentication)
-    async with agent(tmp_path) as working:
-        await working.push.configs.set_info("t", config, ME)
-    async with agent(tmp_path) as again:
-        assert await again.push.configs.get_info("t", ME) == [config]
-        assert dict(again.push.configs.watched["t"]) == {"a": config}
-        assert "other" not in again.push.configs.watched
-
-
-async def test_a_deleted_configuration_is_no_longer_used(tmp_path: Path) -> None:
-    async with agent(tmp_path) as working:
-        configs = working.push.configs
-        for config_id in ("a", "b", "c"):
-            await configs.set_info("t", TaskPushNotificationConfig(id=config_id, url=HOOK), ME)
-        await configs.delete_info("t", ME, "b")
-        assert list(configs.watched["t"]) == ["a", "c"]
-        assert due_on_disk(tmp_path) == ["a", "c"]
-        await configs.delete_info("t", ME)
-        assert "t" not in configs.watched
-        assert due_on_disk(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        (TaskPushNotificationConfig(id="x" * 256), "id: at most 255 characters"),
-        (TaskPushNotificationConfig(token="a\r\nHost: b"), "token: at most"),
-        (TaskPushNotificationConfig(token="a" * 9000), "token: at most"),
-        (TaskPushNotificationConfig(authentication=AuthenticationInfo(credentials="a\nb")), "authentication.cred"),
-        (TaskPushNotificationConfig(authentication=AuthenticationInfo(scheme="a b")), "authentication.scheme: must"),
-    ],
-)
-async def test_an_invalid_configuration_is_rejected(
-    tmp_path: Path, config: TaskPushNotificationConfig, named: str
-) -> None:
-    async with agent(tmp_path) as working:
-        with pytest.raises(InvalidParamsError) as refused:
-            await working.push.configs.set_info("t", config, ME)
-        assert named in refused.value.message
-        assert "t" not in working.push.configs.watched
-
-
-async def test_the_number_of_configurations_per_task_is_bounded(tmp_path: Path) -> None:
-    async with agent(tmp_path) as working:
-        configs = working.push.configs
-        for number in range(MAX_CONFIGS_PER_TASK):
-            await configs.set_info("t", TaskPushNotificationConfig(id=str(number), url=HOOK), ME)
-        with pytest.raises(InvalidParamsError, match="at most"):
-            await configs.set_info("t", TaskPushNotificationConfig(id="more", url=HOOK), ME)
-        await configs.set_info("t", TaskPushNotificationConfig(id="0", url=HOOK), ME)
-
-
-async def test_configurations_go_with_their_tasks(tmp_path: Path) -> None:
-    async with agent(tmp_path) as working:
-        for task_id in ("task-1", "task-2", "stray"):
-            await working.push.configs.set_info(task_id, TaskPushNotificationConfig(id="a", url=HOOK), ME)
-        ended = task_of(COMPLETED)
-        ended.status.timestamp.GetCurrentTime()
-        await working.store.tasks.save(ended, ME)
-        await working.store.tasks.save(task_of(STATES["submitted"], task_id="task-2"), ME)
-        assert await working.store.retention(keep_days=30, keep_tasks=0).prune() == 1
-        assert {task for (task,) in on_disk(tmp_path, "select task_id from push_due")} == {"task-2", "stray"}
-        await working.store.retention(keep_days=0, keep_tasks=0).prune()
-    for table in ("push_due", "push_notification_configs"):
-        assert on_disk(tmp_path, f"select task_id from {table}") == [("task-2",)]

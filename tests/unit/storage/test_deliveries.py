@@ -1,12 +1,9 @@
-"""How far a message has come, in a real SQLite file: every move there is, and every one that there is not."""
+"""How far a message has come, in databases of both kinds: every move there is, and every one that there is not."""
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
 from itertools import product
-from pathlib import Path
 
 import pytest
 from a2a.types import Message, Part, Role, SendMessageConfiguration, SendMessageRequest, TaskState
@@ -24,7 +21,7 @@ from codex_workspace.storage.deliveries import (
     message_digest,
 )
 from codex_workspace.storage.store import Store
-from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, on_disk, opened, task_of
+from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, execute, on_disk, opened, task_of
 
 ACCEPTED, STARTED = DeliveryState.ACCEPTED, DeliveryState.STARTED
 ANSWERED, ACKNOWLEDGED = DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED
@@ -100,22 +97,16 @@ async def bring_to(deliveries: Deliveries, state: DeliveryState) -> Delivery:
     return found
 
 
-def rows(folder: Path) -> list[tuple[object, ...]]:
+def rows(url: str) -> list[tuple[object, ...]]:
     """Return all that the file holds of deliveries, also what a `Delivery` does not show."""
-    return on_disk(folder, "select * from deliveries order by owner, message_id")
-
-
-def execute(folder: Path, statement: str) -> None:
-    """Change the file from outside."""
-    with closing(sqlite3.connect(folder / "store.sqlite3")) as connection, connection:
-        connection.execute(statement)
+    return on_disk(url, "select * from deliveries order by owner, message_id")
 
 
 # --- Acceptance ---
 
 
-async def test_an_accepted_message_is_found_as_it_came(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_an_accepted_message_is_found_as_it_came(url: str) -> None:
+    async with opened(url) as store:
         assert await known(store.deliveries) is None
         accepted = await accept(store.deliveries)
         whole = request_of().SerializeToString()
@@ -124,26 +115,26 @@ async def test_an_accepted_message_is_found_as_it_came(tmp_path: Path) -> None:
         assert await store.deliveries.find_by_task("task-1") == accepted
 
 
-async def test_the_whole_request_is_stored(tmp_path: Path) -> None:
+async def test_the_whole_request_is_stored(url: str) -> None:
     request = request_of()
     request.configuration.return_immediately = True
     request.metadata["priority"] = "high"
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         kept = await store.deliveries.accept(KEY, request, message_digest(request), "task-1", "context-1")
         assert kept is not None
         assert SendMessageRequest.FromString(kept.request) == request
 
 
-async def test_the_same_message_again_is_not_accepted_and_changes_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_the_same_message_again_is_not_accepted_and_changes_nothing(url: str) -> None:
+    async with opened(url) as store:
         before = await bring_to(store.deliveries, STARTED)
         assert await accept(store.deliveries, task_id="task-2") is None
         assert await known(store.deliveries) == before
         assert await store.deliveries.find_by_task("task-2") is None
 
 
-async def test_a_reused_message_id_is_rejected(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_reused_message_id_is_rejected(url: str) -> None:
+    async with opened(url) as store:
         first = await accept(store.deliveries)
         with pytest.raises(MessageIdReused, match="messageId message-1 was used for another message"):
             await accept(store.deliveries, task_id="task-2", text="Something else")
@@ -152,8 +143,8 @@ async def test_a_reused_message_id_is_rejected(tmp_path: Path) -> None:
         assert await known(store.deliveries) == first
 
 
-async def test_two_senders_may_use_the_same_id(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_two_senders_may_use_the_same_id(url: str) -> None:
+    async with opened(url) as store:
         yours = DeliveryKey("you", KEY.message_id)
         await accept(store.deliveries)
         assert await accept(store.deliveries, yours, "task-2", "Something else") is not None
@@ -173,16 +164,16 @@ async def accepted_at_once(stores: list[Store], texts: list[str]) -> list[Delive
     return await asyncio.gather(*attempts, return_exceptions=True)
 
 
-async def test_of_the_same_message_at_once_one_is_accepted(tmp_path: Path) -> None:
-    async with opened(tmp_path) as one, opened(tmp_path) as two:
+async def test_of_the_same_message_at_once_one_is_accepted(url: str) -> None:
+    async with opened(url) as one, opened(url) as two:
         results = await accepted_at_once([one, two], ["Hello"] * 5)
         accepted = [result for result in results if result is not None]
         assert accepted == [await known(one.deliveries)] == [await known(two.deliveries)]
         assert len(await one.deliveries.unfinished()) == 1
 
 
-async def test_of_two_bodies_at_once_one_is_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_of_two_bodies_at_once_one_is_refused(url: str) -> None:
+    async with opened(url) as store:
         results = await accepted_at_once([store], ["Hello", "Something else"])
         assert sorted(type(result).__name__ for result in results) == ["Delivery", "MessageIdReused"]
         assert len(await store.deliveries.unfinished()) == 1
@@ -265,25 +256,25 @@ ILLEGAL = [pair for pair in PAIRS if pair[1] not in MOVES[pair[0]]]
 
 
 @pytest.mark.parametrize(("state", "to"), LEGAL)
-async def test_a_legal_move_is_made(tmp_path: Path, state: DeliveryState, to: DeliveryState) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_legal_move_is_made(url: str, state: DeliveryState, to: DeliveryState) -> None:
+    async with opened(url) as store:
         await bring_to(store.deliveries, state)
         await CHECKED[to](store.deliveries)
         assert await state_of(store.deliveries) == to
 
 
 @pytest.mark.parametrize(("state", "to"), ILLEGAL)
-async def test_an_invalid_transition_is_rejected(tmp_path: Path, state: DeliveryState, to: DeliveryState) -> None:
-    async with opened(tmp_path) as store:
+async def test_an_invalid_transition_is_rejected(url: str, state: DeliveryState, to: DeliveryState) -> None:
+    async with opened(url) as store:
         await bring_to(store.deliveries, state)
-        before = rows(tmp_path)
+        before = rows(url)
         with pytest.raises(InvalidTransition, match=f"^message-1: {state} -> {to}$"):
             await CHECKED[to](store.deliveries)
-        assert rows(tmp_path) == before
+        assert rows(url) == before
 
 
-async def test_an_unknown_message_has_no_transition(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_an_unknown_message_has_no_transition(url: str) -> None:
+    async with opened(url) as store:
         await accept(store.deliveries)
         with pytest.raises(InvalidTransition, match=r"^nobody sent this: None -> started$"):
             await store.deliveries.mark_started(UNKNOWN, "thread-1", "turn-1")
@@ -297,29 +288,29 @@ async def test_an_unknown_message_has_no_transition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [start, answer, acknowledge, settle, die])
-async def test_every_transition_has_a_timestamp(tmp_path: Path, act: Act) -> None:
+async def test_every_transition_has_a_timestamp(url: str, act: Act) -> None:
     """What is forgotten by age goes by this date: a message that was old when it was finished stays its time."""
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         await accept(store.deliveries)
-        execute(tmp_path, "update deliveries set accepted_at = 1, changed_at = 1")
+        execute(url, "update deliveries set accepted_at = 1, changed_at = 1")
         before = time.time()
         await act(store.deliveries)
-        [(accepted_at, changed_at)] = on_disk(tmp_path, "select accepted_at, changed_at from deliveries")
+        [(accepted_at, changed_at)] = on_disk(url, "select accepted_at, changed_at from deliveries")
         assert accepted_at == 1
         assert isinstance(changed_at, float)
         assert before <= changed_at <= time.time()
 
 
-async def test_a_second_acknowledgement_keeps_the_first_timestamp(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_second_acknowledgement_keeps_the_first_timestamp(url: str) -> None:
+    async with opened(url) as store:
         await bring_to(store.deliveries, ACKNOWLEDGED)
-        before = rows(tmp_path)
+        before = rows(url)
         await acknowledge(store.deliveries)
-        assert rows(tmp_path) == before
+        assert rows(url) == before
 
 
-async def test_a_start_records_its_turn_and_replaces_the_last(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_start_records_its_turn_and_replaces_the_last(url: str) -> None:
+    async with opened(url) as store:
         await accept(store.deliveries)
         for turn_id in ("turn-1", "turn-2"):
             await store.deliveries.mark_started(KEY, "thread-1", turn_id)
@@ -328,9 +319,9 @@ async def test_a_start_records_its_turn_and_replaces_the_last(tmp_path: Path) ->
             assert (found.thread_id, found.turn_id, found.ending) == ("thread-1", turn_id, b"")
 
 
-async def test_the_end_of_an_answer_is_stored_exactly(tmp_path: Path) -> None:
+async def test_the_end_of_an_answer_is_stored_exactly(url: str) -> None:
     ending = bytes(range(256)) * 100
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         await bring_to(store.deliveries, STARTED)
         await store.deliveries.mark_answered(KEY, ending)
         await acknowledge(store.deliveries)
@@ -341,8 +332,8 @@ async def test_the_end_of_an_answer_is_stored_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [acknowledge, settle])
 @pytest.mark.parametrize("state", DeliveryState)
-async def test_the_end_can_be_reached_from_every_state(tmp_path: Path, state: DeliveryState, end: Act) -> None:
-    async with opened(tmp_path) as store:
+async def test_the_end_can_be_reached_from_every_state(url: str, state: DeliveryState, end: Act) -> None:
+    async with opened(url) as store:
         before = await bring_to(store.deliveries, state)
         await end(store.deliveries)
         after = await known(store.deliveries)
@@ -352,8 +343,8 @@ async def test_the_end_can_be_reached_from_every_state(tmp_path: Path, state: De
         assert await store.deliveries.unfinished() == []
 
 
-async def test_completing_a_reply_leaves_its_tasks_message_open(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_completing_a_reply_leaves_its_tasks_message_open(url: str) -> None:
+    async with opened(url) as store:
         word = DeliveryKey("me", "a word on it")
         await bring_to(store.deliveries, STARTED)
         await accept(store.deliveries, word)
@@ -373,9 +364,9 @@ TERMINAL_STATES = [
 @pytest.mark.parametrize("end", TERMINAL_STATES)
 @pytest.mark.parametrize("state", DeliveryState)
 async def test_a_tasks_end_in_the_store_acknowledges_all_its_messages_and_no_others(
-    tmp_path: Path, state: DeliveryState, end: TaskState
+    url: str, state: DeliveryState, end: TaskState
 ) -> None:
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         other, second = DeliveryKey("me", "of another task"), DeliveryKey("me", "of the same task")
         await accept(store.deliveries, other, "task-2")
         await bring_to(store.deliveries, state)
@@ -384,13 +375,14 @@ async def test_a_tasks_end_in_the_store_acknowledges_all_its_messages_and_no_oth
             await store.tasks.save(task_of(task_state), ME)
             assert await state_of(store.deliveries) == state
         await store.tasks.save(task_of(end), ME)
+        await store.tasks.flush()
         assert await state_of(store.deliveries) == ACKNOWLEDGED
         assert await state_of(store.deliveries, second) == ACKNOWLEDGED
         assert await state_of(store.deliveries, other) == ACCEPTED
 
 
-async def test_a_message_is_withdrawn_as_if_it_had_never_come(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_message_is_withdrawn_as_if_it_had_never_come(url: str) -> None:
+    async with opened(url) as store:
         other = DeliveryKey("me", "message-2")
         await accept(store.deliveries, other)
         await accept(store.deliveries)
@@ -401,16 +393,16 @@ async def test_a_message_is_withdrawn_as_if_it_had_never_come(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", [STARTED, ANSWERED, ACKNOWLEDGED])
-async def test_a_started_message_is_not_withdrawn(tmp_path: Path, state: DeliveryState) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_started_message_is_not_withdrawn(url: str, state: DeliveryState) -> None:
+    async with opened(url) as store:
         await bring_to(store.deliveries, state)
-        before = rows(tmp_path)
+        before = rows(url)
         await withdraw(store.deliveries)
-        assert rows(tmp_path) == before
+        assert rows(url) == before
 
 
-async def test_crashes_are_counted_without_a_transition(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_crashes_are_counted_without_a_transition(url: str) -> None:
+    async with opened(url) as store:
         await bring_to(store.deliveries, STARTED)
         assert [await store.deliveries.count_codex_death(KEY) for _ in range(3)] == [1, 2, 3]
         await store.deliveries.mark_started(KEY, "thread-1", "turn-2")
@@ -420,8 +412,8 @@ async def test_crashes_are_counted_without_a_transition(tmp_path: Path) -> None:
         assert (found.state, found.deaths) == (STARTED, 4)
 
 
-async def test_deaths_at_the_same_time_all_count(tmp_path: Path) -> None:
-    async with opened(tmp_path) as one, opened(tmp_path) as two:
+async def test_deaths_at_the_same_time_all_count(url: str) -> None:
+    async with opened(url) as one, opened(url) as two:
         await bring_to(one.deliveries, STARTED)
         counts = await asyncio.gather(
             *(store.deliveries.count_codex_death(KEY) for _ in range(5) for store in (one, two))
@@ -432,8 +424,8 @@ async def test_deaths_at_the_same_time_all_count(tmp_path: Path) -> None:
 # --- What is left to do ---
 
 
-async def test_a_tasks_newest_message_is_the_one_it_answers(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_a_tasks_newest_message_is_the_one_it_answers(url: str) -> None:
+    async with opened(url) as store:
         assert await store.deliveries.find_by_task("task-1") is None
         for message_id in ("z", "a", "m"):
             await accept(store.deliveries, DeliveryKey("me", message_id))
@@ -443,9 +435,9 @@ async def test_a_tasks_newest_message_is_the_one_it_answers(tmp_path: Path) -> N
             assert newest.key.message_id == message_id
 
 
-async def test_unfinished_messages_are_listed_in_order_of_acceptance(tmp_path: Path) -> None:
+async def test_unfinished_messages_are_listed_in_order_of_acceptance(url: str) -> None:
     keys = [DeliveryKey(owner, message_id) for message_id in ("z", "a", "m", "b") for owner in ("you", "me")]
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         for key in keys:
             await accept(store.deliveries, key, f"task of {key}")
         # Later moves change nothing of the order.
@@ -458,12 +450,12 @@ async def test_unfinished_messages_are_listed_in_order_of_acceptance(tmp_path: P
         assert [delivery.key for delivery in await store.deliveries.unfinished()] == left
 
 
-async def test_the_order_is_that_of_time_not_that_of_the_file(tmp_path: Path) -> None:
+async def test_the_order_is_that_of_time_not_that_of_the_file(url: str) -> None:
     keys = [DeliveryKey("me", message_id) for message_id in ("z", "a", "m")]
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         for key in keys:
             await accept(store.deliveries, key)
-        execute(tmp_path, "update deliveries set accepted_at = -accepted_at")
+        execute(url, "update deliveries set accepted_at = -accepted_at")
         assert [delivery.key for delivery in await store.deliveries.unfinished()] == keys[::-1]
         newest = await store.deliveries.find_by_task("task-1")
         assert newest is not None
@@ -471,14 +463,14 @@ async def test_the_order_is_that_of_time_not_that_of_the_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", DeliveryState)
-async def test_the_next_process_finds_a_messages_state(tmp_path: Path, state: DeliveryState) -> None:
-    async with opened(tmp_path) as store:
+async def test_the_next_process_finds_a_messages_state(url: str, state: DeliveryState) -> None:
+    async with opened(url) as store:
         await accept(store.deliveries)
         await die(store.deliveries)
         for act in WAY_TO[state]:
             await act(store.deliveries)
         before = await known(store.deliveries)
-    async with opened(tmp_path) as store:
+    async with opened(url) as store:
         assert before is not None
         assert (before.state, before.deaths) == (state, 1)
         assert await known(store.deliveries) == before == await store.deliveries.find_by_task("task-1")
@@ -489,22 +481,22 @@ async def test_the_next_process_finds_a_messages_state(tmp_path: Path, state: De
 
 
 @pytest.fixture
-async def deliveries(tmp_path: Path) -> AsyncIterator[Deliveries]:
-    async with opened(tmp_path) as store:
+async def deliveries(url: str) -> AsyncIterator[Deliveries]:
+    async with opened(url) as store:
         yield store.deliveries
 
 
-async def after(deliveries: Deliveries, folder: Path, act: Act, before: Delivery) -> DeliveryState | None:
+async def after(deliveries: Deliveries, url: str, act: Act, before: Delivery) -> DeliveryState | None:
     """Act, see that it is refused if and only if it is illegal, and return the state that must come of it.
 
     None stands for a message that is not known any more.
     """
     to = next((state for state, checked in CHECKED.items() if checked is act), None)
     if to is not None and to not in MOVES[before.state]:
-        kept = rows(folder)
+        kept = rows(url)
         with pytest.raises(InvalidTransition):
             await act(deliveries)
-        assert rows(folder) == kept
+        assert rows(url) == kept
         return before.state
     await act(deliveries)
     if act is withdraw and before.state == ACCEPTED:
@@ -517,14 +509,12 @@ async def after(deliveries: Deliveries, folder: Path, act: Act, before: Delivery
 # One file for all examples, each beginning with an empty table: opening one takes longer than the moves.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=st.lists(st.sampled_from([start, answer, acknowledge, settle, withdraw, die]), max_size=8))
-async def test_any_sequence_moves_by_the_table_or_is_refused(
-    deliveries: Deliveries, tmp_path: Path, acts: list[Act]
-) -> None:
-    execute(tmp_path, "delete from deliveries")
+async def test_any_sequence_moves_by_the_table_or_is_refused(deliveries: Deliveries, url: str, acts: list[Act]) -> None:
+    execute(url, "delete from deliveries")
     before = await accept(deliveries)
     for act in acts:
         assert before is not None
-        expected = await after(deliveries, tmp_path, act, before)
+        expected = await after(deliveries, url, act, before)
         found = await known(deliveries)
         assert (None if found is None else found.state) == expected
         if found is None:
@@ -534,7 +524,7 @@ async def test_any_sequence_moves_by_the_table_or_is_refused(
         before = found
 
 
-async def test_restarts_of_the_agent_are_counted_per_task(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
+async def test_restarts_of_the_agent_are_counted_per_task(url: str) -> None:
+    async with opened(url) as store:
         assert [await store.deliveries.count_restart("one") for _ in range(3)] == [1, 2, 3]
         assert await store.deliveries.count_restart("other") == 1

@@ -60,7 +60,7 @@ class Heard:
 async def tools_with(
     folder: Path, *peers: PeerEntry, speaker: Heard | None = None, longest_wait_s: float = 5.0
 ) -> AsyncIterator[ToolServer]:
-    async with open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store:
+    async with open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store:
         toolbox = Toolbox(
             PeerClient(peers, {"strange": Secret(TOKEN)}),
             store.memories,
