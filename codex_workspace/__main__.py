@@ -65,8 +65,11 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            # httpx would import its command line, and with it `rich`, which takes 80 ms and 6 MB.
-            sys.modules["httpx._main"] = None  # type: ignore[assignment]
+            if chosen.executor is None:
+                # Another executor may use what these imports leave out.
+                from codex_workspace.common.lean_imports import make_imports_lean
+
+                make_imports_lean(env)
             from codex_workspace.cli.serve import serve, serve_other
             from codex_workspace.common.processes import protect_from_inspection
             from codex_workspace.config.loading import load_settings

@@ -27,7 +27,7 @@ from codex_workspace.config.prompts import AGENTS_FILE, MAX_AGENTS_FILE_BYTES
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.markdown import clean
-from codex_workspace.server.app import bind, reachable
+from codex_workspace.server.sockets import bind, reachable
 from codex_workspace.storage.database import file_version, integrity_problem, sqlite_file
 from codex_workspace.storage.schema import SCHEMA_VERSION, require_known_version
 

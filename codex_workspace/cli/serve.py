@@ -32,12 +32,12 @@ from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.backend import BackendStats
-from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, reachable, serving
+from codex_workspace.server.app import Application, Readiness, ServerOptions, build_app, serving
 from codex_workspace.server.card import card_signer
-from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
 from codex_workspace.server.push import PushService, open_push
+from codex_workspace.server.sockets import GrpcListener, bind, bind_grpc, reachable
 from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.live_output import ITEMS

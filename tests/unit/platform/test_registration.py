@@ -29,8 +29,9 @@ from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.dispatcher import Dispatcher
 from codex_workspace.protocol.jsonrpc import nested, objects, text
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
 from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
 from codex_workspace.storage.outbox import Outbox, OutboxMessage
 from tests.support.platform_agent import ME, PEER, PlatformAgentSetup, running_platform_agent

@@ -36,9 +36,10 @@ from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedO
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.app import ServerOptions, bind, build_app, serving
+from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage.store import Store, open_store
 
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "http://127.0.0.1/", max_body_bytes=100_000)
