@@ -1,6 +1,7 @@
 """The command line: `codex-workspace COMMAND`, or `python -m codex_workspace COMMAND` in a checkout."""
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -65,20 +66,24 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            if chosen.executor is None:
-                # Another executor may use what these imports leave out.
-                from codex_workspace.common.lean_imports import make_imports_lean
-
-                make_imports_lean(env)
-            from codex_workspace.cli.serve import serve, serve_other
+            # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
+            gc.disable()
             from codex_workspace.common.processes import protect_from_inspection
             from codex_workspace.config.loading import load_settings
 
             protect_from_inspection()
             if chosen.executor is not None:
+                # Another executor may use what lean imports leave out.
+                from codex_workspace.cli.server import serve_other
+
                 anyio.run(serve_other, load_settings(env), chosen.executor)
-            else:
-                anyio.run(serve, load_settings(env), env)
+                return 0
+            from codex_workspace.common.lean_imports import make_imports_lean
+
+            make_imports_lean(env)
+            from codex_workspace.cli.serve import serve
+
+            anyio.run(serve, load_settings(env), env)
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home

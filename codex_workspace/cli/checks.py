@@ -18,7 +18,6 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from codex_workspace.agent import secrets_of
 from codex_workspace.common.errors import AgentError, CodexError, ConfigError
 from codex_workspace.common.files import lock_holder
 from codex_workspace.common.redact import Redactor
@@ -26,6 +25,7 @@ from codex_workspace.config.loading import is_loopback, load_settings
 from codex_workspace.config.prompts import AGENTS_FILE, MAX_AGENTS_FILE_BYTES
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
+from codex_workspace.launching import secrets_of
 from codex_workspace.runtimes.markdown import clean
 from codex_workspace.server.sockets import bind, reachable
 from codex_workspace.storage.database import file_version, integrity_problem, sqlite_file

@@ -17,9 +17,9 @@ import tomlkit
 
 from codex_workspace.app_server import Connection
 from codex_workspace.common.errors import CodexCannotStart, CodexRefused, CodexTimeout, ConfigError, ProtocolError
+from codex_workspace.config.environment import sqlite_file
 from codex_workspace.config.settings import Settings
 from codex_workspace.protocol.jsonrpc import InvalidField, number, text
-from codex_workspace.storage.database import sqlite_file
 
 if TYPE_CHECKING:
     from codex_workspace.common.values import JsonObject

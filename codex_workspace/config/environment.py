@@ -238,6 +238,15 @@ def header_secrets(headers: str) -> list[str]:
     return [value for value in values if len(value) >= SHORTEST_HEADER_SECRET]
 
 
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of a SQLite database's URL; None for an in-memory database and for other databases."""
+    scheme, _, rest = url.partition("://")
+    name = unquote(rest.partition("/")[2].partition("?")[0])
+    if scheme.partition("+")[0] != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
+        return None
+    return Path(name)
+
+
 def secrets_in_url(url: str) -> list[str]:
     """Return a URL and its password if it has one, or the text itself if it is not a URL."""
     try:

@@ -30,7 +30,7 @@ from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.card import Version, agent_card, extended_card
+from codex_workspace.server.card import Signer, Version, agent_card, extended_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, cut_off_slow_readers
 from codex_workspace.server.middleware import (
@@ -101,7 +101,7 @@ class ServerOptions:
     extensions: tuple[AgentExtension, ...] = ()
     skills: tuple[Skill, ...] = ()
     setup: Mapping[str, str] = field(default_factory=dict)
-    sign: Callable[[AgentCard], AgentCard] | None = None
+    sign: Signer | None = None
     requests_per_minute: int = 60_000
     streams: StreamLimits = field(default_factory=StreamLimits)
 

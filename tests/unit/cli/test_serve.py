@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from codex_workspace.cli.serve import load_executor
+from codex_workspace.cli.server import load_executor
 from codex_workspace.common.errors import ConfigError
 from tests.conformance.sut import Script
 from tests.e2e.agent_process import READY, REPOSITORY
