@@ -66,24 +66,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
-            gc.disable()
-            from codex_workspace.common.processes import protect_from_inspection
-            from codex_workspace.config.loading import load_settings
-
-            protect_from_inspection()
-            if chosen.executor is not None:
-                # Another executor may use what lean imports leave out.
-                from codex_workspace.cli.server import serve_other
-
-                anyio.run(serve_other, load_settings(env), chosen.executor)
-                return 0
-            from codex_workspace.common.lean_imports import make_imports_lean
-
-            make_imports_lean(env)
-            from codex_workspace.cli.serve import serve
-
-            anyio.run(serve, load_settings(env), env)
+            _serve(chosen.executor, env)
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home
@@ -123,6 +106,29 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             from codex_workspace.cli.chat import chat
 
             return anyio.run(chat, chosen.url, chosen.message, env)
+
+
+def _serve(executor: str | None, env: Mapping[str, str]) -> None:
+    import anyio
+
+    # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
+    gc.disable()
+    from codex_workspace.common.processes import protect_from_inspection
+    from codex_workspace.config.loading import load_settings
+
+    protect_from_inspection()
+    if executor is not None:
+        from codex_workspace.cli.server import serve_other
+
+        anyio.run(serve_other, load_settings(env), executor)
+        return
+    # Another executor may use what lean imports leave out.
+    from codex_workspace.common.lean_imports import make_imports_lean
+
+    make_imports_lean(env)
+    from codex_workspace.cli.serve import serve
+
+    anyio.run(serve, load_settings(env), env)
 
 
 def _parser() -> argparse.ArgumentParser:

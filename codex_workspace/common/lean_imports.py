@@ -33,7 +33,7 @@ SDK_SPANS: Final = "OTEL_INSTRUMENTATION_A2A_SDK_ENABLED"
 
 TELEMETRY: Final = "a2a.utils.telemetry"
 QUEUES: Final = "a2a.utils._async_queue_compat"
-"""The SDK's modules that are replaced: the decorators of its spans, and its queues."""
+"""The replaced modules of the SDK: the decorators for its spans, and its queues."""
 
 
 def make_imports_lean(env: Mapping[str, str] = os.environ) -> None:
@@ -130,22 +130,13 @@ class ClosableQueue(Generic[T]):
         return 0 < self._maxsize <= len(self._items)
 
     async def put(self, item: T) -> None:
-        """Add an item; wait while the queue is full.
-
-        Raises:
-            QueueShutDown: the queue was shut down before the item was added.
-        """
+        """Add an item; wait while the queue is full."""
         while self.full() and not self._is_shut_down:
             await _wait_in(self._putters)
         self.put_nowait(item)
 
     def put_nowait(self, item: T) -> None:
-        """Add an item.
-
-        Raises:
-            QueueShutDown: the queue was shut down.
-            asyncio.QueueFull: the queue is full.
-        """
+        """Add an item, or raise QueueFull, or QueueShutDown after a shutdown."""
         if self._is_shut_down:
             raise QueueShutDown
         if self.full():
@@ -156,22 +147,13 @@ class ClosableQueue(Generic[T]):
         _wake_one(self._getters)
 
     async def get(self) -> T:
-        """Remove and return the first item; wait while there is none.
-
-        Raises:
-            QueueShutDown: the queue was shut down, and is empty.
-        """
+        """Remove and return the first item; wait while there is none."""
         while not self._items and not self._is_shut_down:
             await _wait_in(self._getters)
         return self.get_nowait()
 
     def get_nowait(self) -> T:
-        """Remove and return the first item.
-
-        Raises:
-            QueueShutDown: the queue was shut down, and is empty.
-            asyncio.QueueEmpty: the queue is empty.
-        """
+        """Remove and return the first item, or raise QueueEmpty, or QueueShutDown after a shutdown."""
         if not self._items:
             raise QueueShutDown if self._is_shut_down else asyncio.QueueEmpty
         item = self._items.popleft()

@@ -1,8 +1,12 @@
 """Secrets inside of credentials, headers and URLs."""
 
 import json
+from pathlib import Path
 
-from codex_workspace.config.environment import header_secrets, secrets_in_url, tokens_in
+import pytest
+
+from codex_workspace.config.environment import header_secrets, secrets_in_url, sqlite_file, tokens_in
+from codex_workspace.storage.database import sqlite_file as storage_sqlite_file
 
 TOKEN = "t" * 20
 
@@ -22,3 +26,19 @@ def test_a_url_with_a_password_is_secret() -> None:
 
 def test_long_values_of_headers_and_their_tokens_are_secrets() -> None:
     assert header_secrets("Authorization=Bearer%20k-123456,x-tenant=7") == ["Bearer k-123456", "k-123456"]
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("sqlite+aiosqlite:////state/agent%20b.db?timeout=5", Path("/state/agent b.db")),
+        ("sqlite+aiosqlite:///agent.db", Path("agent.db")),
+        ("sqlite+aiosqlite:///:memory:", None),
+        ("sqlite+aiosqlite://", None),
+        ("sqlite+aiosqlite:///file:agent.db?uri=true", None),
+        ("postgresql+asyncpg://me:p%40ss@db/agent", None),
+    ],
+)
+def test_the_file_of_a_database(url: str, file: Path | None) -> None:
+    assert sqlite_file(url) == file
+    assert sqlite_file(url) == storage_sqlite_file(url)
