@@ -44,7 +44,8 @@ def _stop_on_signals() -> None:
     """Exit with 0 on SIGTERM and SIGINT until the event loop handles them, so also while modules are imported."""
 
     def stop(_number: int, _frame: object) -> None:
-        raise SystemExit(0)
+        # Nothing is started yet. An exception could be lost, or become another one, in a module that is being imported.
+        os._exit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
