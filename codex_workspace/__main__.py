@@ -1,6 +1,7 @@
 """The command line: `codex-workspace COMMAND`, or `python -m codex_workspace COMMAND` in a checkout."""
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -43,7 +44,8 @@ def _stop_on_signals() -> None:
     """Exit with 0 on SIGTERM and SIGINT until the event loop handles them, so also while modules are imported."""
 
     def stop(_number: int, _frame: object) -> None:
-        raise SystemExit(0)
+        # Nothing is started yet. An exception could be lost, or become another one, in a module that is being imported.
+        os._exit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -65,17 +67,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            # httpx would import its command line, and with it `rich`, which takes 80 ms and 6 MB.
-            sys.modules["httpx._main"] = None  # type: ignore[assignment]
-            from codex_workspace.cli.serve import serve, serve_other
-            from codex_workspace.common.processes import protect_from_inspection
-            from codex_workspace.config.loading import load_settings
-
-            protect_from_inspection()
-            if chosen.executor is not None:
-                anyio.run(serve_other, load_settings(env), chosen.executor)
-            else:
-                anyio.run(serve, load_settings(env), env)
+            _serve(chosen.executor, env)
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home
@@ -115,6 +107,29 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             from codex_workspace.cli.chat import chat
 
             return anyio.run(chat, chosen.url, chosen.message, env)
+
+
+def _serve(executor: str | None, env: Mapping[str, str]) -> None:
+    import anyio
+
+    # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
+    gc.disable()
+    from codex_workspace.common.processes import protect_from_inspection
+    from codex_workspace.config.loading import load_settings
+
+    protect_from_inspection()
+    if executor is not None:
+        from codex_workspace.cli.server import serve_other
+
+        anyio.run(serve_other, load_settings(env), executor)
+        return
+    # Another executor may use what lean imports leave out.
+    from codex_workspace.common.lean_imports import make_imports_lean
+
+    make_imports_lean(env)
+    from codex_workspace.cli.serve import serve
+
+    anyio.run(serve, load_settings(env), env)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,6 @@ from typing import Final, Literal
 
 import httpx
 
-from codex_workspace.agent import secrets_of
 from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import AgentError, CodexError, ConfigError
 from codex_workspace.common.files import lock_holder
@@ -23,8 +22,9 @@ from codex_workspace.config.loading import is_loopback, load_settings
 from codex_workspace.config.prompts import AGENTS_FILE, MAX_AGENTS_FILE_BYTES
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
+from codex_workspace.launching import secrets_of
 from codex_workspace.runtimes.markdown import clean
-from codex_workspace.server.app import bind, reachable
+from codex_workspace.server.sockets import bind, reachable
 from codex_workspace.storage.schema import SCHEMA_VERSION, require_known_version
 from codex_workspace.storage.sqlite import file_version, integrity_problem
 from codex_workspace.storage.store import engine_of

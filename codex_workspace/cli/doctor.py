@@ -16,7 +16,6 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.agent import is_exec, launch_of, thread_options
 from codex_workspace.app_server import MINIMUM_VERSION, Connection, open_app_server
 from codex_workspace.backends.codex_exec import backend as exec_backend
 from codex_workspace.backends.codex_exec.runtime import CodexExec
@@ -30,6 +29,7 @@ from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
+from codex_workspace.launching import is_exec, launch_of, thread_options
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.storage.sqlite import set_aside
 

@@ -1,157 +1,66 @@
-"""The `serve` command: an executor behind the A2A server, from the first log line to a clean stop."""
+"""The `serve` command: starts codex, imports and runs the server beside it, and stops both.
 
-import gc
-import importlib
+Imports are most of the start, so this module needs few of them; `server` has the others.
+"""
+
 import logging
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
-from a2a.server.agent_execution import AgentExecutor
-from a2a.types import AgentExtension
 from anyio.abc import TaskStatus
 
-from codex_workspace import __version__
-from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
-from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.common.files import lock_folder
+from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.telemetry import set_up_logging
-from codex_workspace.common.values import format_version
-from codex_workspace.config.prompts import Skill
-from codex_workspace.config.providers import ChosenProvider, choose_provider
+from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
-from codex_workspace.runtimes.backend import BackendStats
-from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, reachable, serving
-from codex_workspace.server.card import card_signer
-from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
-from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.server.limits import LimitedHandler, StreamLimits
-from codex_workspace.server.push import PushService, open_push
-from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
-from codex_workspace.storage.store import Store, open_store
-from codex_workspace.tasks.live_output import ITEMS
-from codex_workspace.tasks.parts import INPUT_MODES
-from codex_workspace.tasks.replies import USAGE
-from codex_workspace.tasks.request import TURN
-from codex_workspace.tasks.scheduling import AdmissionControl
-from codex_workspace.tasks.telemetry import Telemetry
+from codex_workspace.launching import open_launched, secrets_of
+from codex_workspace.server.sockets import GrpcListener, bind, bind_grpc, reachable
 
 if TYPE_CHECKING:
-    from codex_workspace.cli.on_platform import PlatformMember
-    from codex_workspace.platform.client import PlatformClient
+    from codex_workspace.config.providers import ChosenProvider
+    from codex_workspace.launching import Launched
+    from codex_workspace.server.card import Signer
 
-
-def load_executor(name: str) -> AgentExecutor:
-    """Return the executor that the factory `module:function` creates; the module may be in the current folder.
-
-    Raises:
-        ConfigError: the module or function does not exist, or does not create an `AgentExecutor`.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute.isidentifier():
-        raise ConfigError(f"--executor: must be module:factory, but is {name}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"--executor: the module {module_name} cannot be imported: {error}") from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise ConfigError(f"--executor: {module_name} has no function {attribute}")
-    made = factory()
-    if not isinstance(made, AgentExecutor):
-        raise ConfigError(f"--executor: {name} returns a {type(made).__name__}, not an AgentExecutor")
-    return made
-
+    ServeCodex: TypeAlias = Callable[
+        [Settings, ChosenProvider, Launched, "ListeningPlace", Signer | None], Awaitable[None]
+    ]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXTENSIONS = (
-    AgentExtension(uri=USAGE, description="Token usage of a turn, in the metadata of its last status."),
-    AgentExtension(uri=TURN, description="Per-message turn options, such as the model, in the message's metadata."),
-    AgentExtension(uri=ITEMS, description="Output of commands and the current diff, streamed as artifacts."),
-)
-"""Optional extensions."""
-
-LIMITS = "urn:codex-workspace:limits"
-"""The extension that lists the limitations of `codex exec`; it cannot be requested."""
-
-
-def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
-    """Return the extensions of an agent with `codex exec`; `hands_over`: whether it can hand over files."""
-    files = "" if hands_over else "files cannot be sent, "
-    limits = AgentExtension(
-        uri=LIMITS,
-        description=(
-            "Each turn runs in its own process: a message cannot join a running turn (midTurn steer is rejected), no "
-            f"questions are asked, {files}and each text is sent as a whole."
-        ),
-    )
-    return (*(extension for extension in EXTENSIONS if extension.uri != ITEMS), limits)
-
 
 @dataclass(frozen=True, slots=True)
-class CardDetails:
-    """What the cards say about the executor; `setup` is for authenticated clients only."""
+class ListeningPlace:
+    """Where the agent listens. stop: set by SIGTERM or SIGINT."""
 
-    input_modes: tuple[str, ...] = ("text/plain",)
-    extensions: tuple[AgentExtension, ...] = ()
-    skills: tuple[Skill, ...] = ()
-    setup: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedExecutor:
-    """An executor and what the server needs to know about it.
-
-    begin: starts it and returns its description for the log.
-    drain: ends running work within the given seconds.
-    lasting_problem: returns why the agent cannot answer for a lasting reason, or None.
-    """
-
-    executor: AgentExecutor
-    store: Store
-    ready: Readiness
-    admission: AdmissionControl | None
-    begin: Callable[[], Awaitable[str]]
-    drain: Callable[[float], Awaitable[None]]
-    telemetry: Telemetry
-    codex: Callable[[], BackendStats] | None = None
-    transcripts: TranscriptReader | None = None
-    platform: "PlatformClient | None" = None
-    lasting_problem: Readiness | None = None
-
-
-Opening = Callable[[str], AbstractAsyncContextManager[ServedExecutor]]
-"""Opens the executor, given the URL that it will be served at."""
+    url: str
+    listener: socket.socket
+    grpc: GrpcListener | None
+    stop: anyio.Event
 
 
 async def serve(settings: Settings, env: Mapping[str, str]) -> None:
     """Serve codex until SIGTERM or SIGINT, then let running turns end and stop all processes.
+
+    Codex starts while the server is imported.
 
     Raises:
         ConfigError: the configuration is wrong, or a port is taken.
         CodexCannotStart: codex is missing, too old, or ends at once.
     """
     provider = choose_provider(settings, env)
-    _set_up_log(settings, secrets_of(settings, provider))
-
-    @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[ServedExecutor]:
+    set_up_log(settings, secrets_of(settings, provider))
+    async with listening(settings) as place:
+        sign = card_signer_of(settings)
         logger.info("provider: %s", provider.reason)
         for key in settings.misplaced:
             logger.warning("%s: %s has no effect; use %s", settings.config_file, key, MISPLACED[key])
@@ -160,172 +69,50 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 "WORKSPACE_DIR: commands can change %s in this folder; set it to another folder",
                 " and ".join(settings.exposed),
             )
-        async with open_agent(settings, provider, env, url) as agent:
-
-            async def begin() -> str:
-                version = await agent.codex.start()
-                return f"codex {format_version(version)}, model {provider.model}"
-
-            yield ServedExecutor(
-                agent.executor,
-                agent.store,
-                agent.not_ready_reason,
-                agent.admission,
-                begin,
-                agent.executor.drain,
-                agent.telemetry,
-                agent.codex.stats,
-                agent.transcripts,
-                agent.platform,
-                agent.lasting_problem,
-            )
-
-    extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
-    await _serve(settings, CardDetails(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider)), opened)
+        async with open_launched(settings, provider, env, place.url) as launched:
+            if launched.codex is not None:
+                launched.codex.start_soon()
+            # In a thread, so that this one can talk to codex meanwhile.
+            importing = partial(anyio.to_thread.run_sync, _import_server, abandon_on_cancel=True)
+            serve_codex = await unless(place.stop, importing)
+            if serve_codex is not None:
+                await serve_codex(settings, provider, launched, place, sign)
 
 
-async def serve_other(settings: Settings, name: str) -> None:
-    """Serve the executor that the factory `module:function` creates.
+def _import_server() -> "ServeCodex":
+    from codex_workspace.cli.server import serve_codex
+
+    return serve_codex
+
+
+def card_signer_of(settings: Settings) -> "Signer | None":
+    """Return the function that signs the card, if the operator configured a key; raises ConfigError for a bad key."""
+    config, file = settings.config.a2a, settings.config_file
+    if config.signing_key_file is None:
+        return None
+    # Imported only if needed: with the A2A SDK it takes 0.3 s.
+    from codex_workspace.server.card import card_signer
+
+    return card_signer(file.parent / config.signing_key_file, ConfigLocation(str(file)).at("a2a.signing_key_file"))
+
+
+@asynccontextmanager
+async def listening(settings: Settings) -> AsyncIterator[ListeningPlace]:
+    """Bind the ports, and watch for SIGTERM and SIGINT, until the block is left.
 
     Raises:
-        ConfigError: the factory or the configuration is wrong, or a port is taken.
+        ConfigError: a port is taken.
     """
-    executor = load_executor(name)
-    _set_up_log(settings, secrets_of(settings, None))
-
-    @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[ServedExecutor]:
-        prepare_state(settings)
-        async with (
-            lock_folder(settings.state_dir, url),
-            tracing(settings, Redactor(secrets_of(settings, None))) as tracer,
-            open_store(settings.database_url.reveal()) as store,
-        ):
-
-            async def begin() -> str:
-                return name
-
-            telemetry = Telemetry(tracer=tracer)
-            yield ServedExecutor(executor, store, store.write_problem, None, begin, _nothing_runs, telemetry)
-
-    await _serve(settings, CardDetails(), opened)
-
-
-async def _nothing_runs(_grace_s: float) -> None:
-    """Other executors have no drain; the application cancels them."""
-
-
-async def _serve(settings: Settings, about: CardDetails, opening: Opening) -> None:
     with bind(settings.environment.A2A_HOST, settings.port) as listener:
         async with _grpc_listener(settings) as grpc, task_group() as tasks:
             stop = await tasks.start(_watch_signals)
-            options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
-            async with opening(options.url) as hosted, _push(settings, hosted.store) as push:
-                await _run(settings, hosted, options, push, listener, grpc, stop)
+            yield ListeningPlace(url_of(settings, listener), listener, grpc, stop)
             tasks.cancel_scope.cancel()
     logger.info("stopped")
 
 
-async def _run(
-    settings: Settings,
-    hosted: ServedExecutor,
-    options: ServerOptions,
-    push: PushService | None,
-    listener: socket.socket,
-    grpc: GrpcListener | None,
-    stop: anyio.Event,
-) -> None:
-    """Serve an executor until `stop` is set."""
-    member = _platform_member(settings, hosted)
-    async with build_app(
-        options,
-        hosted.executor if member is None else member.executor,
-        hosted.store,
-        hosted.ready,
-        hosted.admission,
-        push,
-        views=partial(_views, settings, hosted, push),
-        tracer=hosted.telemetry.tracer,
-        handler_class=IdempotentHandler if member is None else member.handler_class,
-    ) as app:
-        name = await _unless(stop, lambda: _begin(hosted, app))
-        if name is None:
-            return
-        async with (
-            nullcontext() if grpc is None else app.grpc(grpc),
-            serving(app.asgi, listener, settings.config.limits.slow_reader_s),
-            nullcontext() if member is None else member.joined(app, options.url, stop),
-        ):
-            # A collection of the loaded modules, which stay for good, would stop the event loop for 100 ms and more.
-            gc.freeze()
-            grpc_address = "" if grpc is None else f", gRPC at {options.grpc_url}"
-            logger.info("ready: %s%s, A2A at %s", name, grpc_address, options.url)
-            await stop.wait()
-            await hosted.drain(settings.config.codex.shutdown_grace_s)
-
-
-def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMember | None":
-    if settings.platform is None or hosted.platform is None:
-        return None
-    # Imported only for an agent on the platform: with its HTTP client it takes 100 ms.
-    from codex_workspace.cli.on_platform import PlatformMember
-    from codex_workspace.platform.active_tasks import TrackedExecutor
-
-    return PlatformMember(
-        settings,
-        settings.platform,
-        hosted.platform,
-        hosted.store.outbox,
-        hosted.admission,
-        TrackedExecutor(hosted.executor),
-        hosted.telemetry.metrics.task_counts.copy,
-        hosted.lasting_problem or hosted.store.write_problem,
-    )
-
-
-def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:
-    """Return the operator endpoints."""
-    reader = GaugeCollector(
-        hosted.store.deliveries,
-        lambda: front.open_streams,
-        hosted.admission,
-        hosted.codex,
-        None if push is None else lambda: push.waiting,
-    )
-
-    async def scrape() -> bytes:
-        return hosted.telemetry.metrics.scrape(*await reader.read())
-
-    metrics_token, platform = settings.metrics_token, settings.platform
-    views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]
-    if hosted.transcripts is not None:
-        token = platform.token.reveal() if platform is not None and platform.token is not None else None
-        views.append(transcript_view(hosted.transcripts.lines, token))
-    return views
-
-
-def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushService | None]:
-    if not settings.config.a2a.push_notifications:
-        return nullcontext()
-    return open_push(settings.config.push, store.push_configs)
-
-
-def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:
-    listen = settings.environment
-    if listen.A2A_GRPC_PORT is None:
-        return nullcontext()
-    limits = settings.config.limits
-    return bind_grpc(listen.A2A_HOST, listen.A2A_GRPC_PORT, limits.max_message_bytes, limits.slow_reader_s)
-
-
-async def _begin(hosted: ServedExecutor, app: Application) -> str:
-    """Start the executor and resume unanswered messages; return its description."""
-    about = await hosted.begin()
-    await app.resume()
-    return about
-
-
-def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
+def set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
+    """Write the log in the configured format, without these secrets."""
     set_up_logging(
         as_json=settings.environment.LOG_FORMAT == "json",
         level=settings.environment.LOG_LEVEL.upper(),
@@ -343,7 +130,7 @@ async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
             stop.set()
 
 
-async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | None:
+async def unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | None:
     """Return the result of `begin`, or None if `stop` is set before it ends."""
     begun: T | None = None
     async with task_group() as tasks:
@@ -366,53 +153,9 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     return f"http://{reachable(host)}:{port}/"
 
 
-def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
-    """Return host:port of gRPC for clients; None if gRPC is off."""
-    if listener is None:
-        return None
-    host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
-    return settings.config.a2a.grpc_url or f"{reachable(host)}:{listener.port}"
-
-
-def server_options(
-    settings: Settings, url: str, grpc_url: str | None = None, about: CardDetails | None = None
-) -> ServerOptions:
-    """Return the options of the server; raises ConfigError if the card's signing key cannot be used."""
-    config, limits = settings.config, settings.config.limits
-    about = about or CardDetails()
-    options = ServerOptions(
-        name=config.name,
-        description=config.description or "An agent that works on code with OpenAI Codex.",
-        version=config.version or __version__,
-        url=url,
-        grpc_url=grpc_url,
-        tokens={name: token.reveal() for name, token in settings.tokens.items()},
-        max_body_bytes=limits.max_message_bytes,
-        one_main_context=config.codex.conversations == "main",
-        versions=config.a2a.protocol_versions,
-        streaming=config.a2a.streaming,
-        input_modes=about.input_modes,
-        extensions=about.extensions,
-        skills=about.skills,
-        setup=about.setup,
-        requests_per_minute=limits.requests_per_minute,
-        streams=StreamLimits(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
-    )
-    if config.a2a.signing_key_file is None:
-        return options
-    file, place = settings.config_file, ConfigLocation(str(settings.config_file)).at("a2a.signing_key_file")
-    return replace(options, sign=card_signer(file.parent / config.a2a.signing_key_file, place))
-
-
-def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:
-    """Return the setup that the extended card shows to authenticated clients."""
-    codex = settings.config.codex
-    return {
-        "workspace": str(settings.workspace_dir),
-        "model": provider.model,
-        "provider": provider.name,
-        "sandbox": codex.sandbox,
-        "approvalPolicy": codex.approval_policy,
-        "midTurn": codex.mid_turn,
-        "backend": codex.backend,
-    }
+def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:
+    listen = settings.environment
+    if listen.A2A_GRPC_PORT is None:
+        return nullcontext()
+    limits = settings.config.limits
+    return bind_grpc(listen.A2A_HOST, listen.A2A_GRPC_PORT, limits.max_message_bytes, limits.slow_reader_s)

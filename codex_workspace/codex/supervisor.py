@@ -94,6 +94,7 @@ class CodexSupervisor:
         self._jitter = jitter
         self._start_lock = anyio.Lock()
         self._instance: _Instance | None = None
+        self._early: _Instance | None = None
         self._starts = 0
         self._deaths = 0
         self._failures = 0
@@ -120,6 +121,10 @@ class CodexSupervisor:
         if self._instance is not None:
             await self._instance.close()
 
+    def start_soon(self) -> None:
+        """Begin to start codex; `start` then waits for this attempt."""
+        self._early = self._begin()
+
     async def start(self) -> Version:
         """Start codex with one attempt without a pause, and return its version.
 
@@ -127,6 +132,9 @@ class CodexSupervisor:
             CodexCannotStart: codex does not start.
         """
         async with self._start_lock:
+            early, self._early = self._early, None
+            if early is not None:
+                await self._opened(early)
             return (await self._open())[1].version
 
     @asynccontextmanager
@@ -199,13 +207,20 @@ class CodexSupervisor:
         if instance is None or (instance.opened.is_set() and self._current() is None):
             if instance is not None:
                 await instance.close()
-            instance = self._instance = _Instance()
-            self._tasks.start_soon(self._hold, instance)
+            instance = self._begin()
+        return instance, await self._opened(instance)
+
+    def _begin(self) -> "_Instance":
+        instance = self._instance = _Instance()
+        self._tasks.start_soon(self._hold, instance)
+        return instance
+
+    async def _opened(self, instance: "_Instance") -> Connection:
         if not instance.opened.is_set():
             await instance.opened.wait()
         if instance.codex is None:
             raise instance.error or CodexCannotStart("codex was stopped while it started")
-        return instance, instance.codex
+        return instance.codex
 
     async def _hold(self, instance: "_Instance") -> None:
         """Hold a codex open until it is over; callers may be cancelled meanwhile."""

@@ -1,7 +1,8 @@
 """Logs with redacted secrets, metrics for Prometheus, and spans for OpenTelemetry.
 
 `docs/observability.md` lists the metrics and spans. Spans are passed explicitly, because a task's work moves between
-requests. The OpenTelemetry SDK is imported only if an exporter is configured.
+requests. The libraries for metrics and spans are imported when they are used: OpenTelemetry only if an exporter is
+configured.
 """
 
 import json
@@ -14,26 +15,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 import anyio
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0
 
 if TYPE_CHECKING:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
+    from prometheus_client import Counter, Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +117,7 @@ class _Json(logging.Formatter):
 
 PREFIX: Final = "codex_workspace_"
 
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_1_0_0
+CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 
 WAIT_S: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 FIRST_TEXT_S: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
@@ -148,9 +139,6 @@ CODEX_COUNTERS: Final = {
     "codex_deaths": "Codex processes that ended unexpectedly.",
 }
 """The current values and counts that `Metrics.scrape` receives, with their descriptions."""
-
-# The creation times of series are left out; the start time of the process is enough.
-disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class TurnOutcome(StrEnum):
@@ -187,6 +175,10 @@ class Metrics:
     """Counters and histograms; `scrape` returns them together with current values. `task_counts`: the ended tasks."""
 
     def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+
+        # The creation times of series are left out; the start time of the process is enough.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.task_counts: Final = dict.fromkeys(TaskOutcome, 0)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -227,6 +219,8 @@ class Metrics:
 
         `values` are some of `GAUGES` and `CODEX_COUNTERS`; `deliveries` are the stored messages by state, if known.
         """
+        from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
         current = CollectorRegistry()
         for name, value in values.items():
             if name in GAUGES:
@@ -239,14 +233,18 @@ class Metrics:
                 states.labels(state).set(count)
         return generate_latest(self._registry) + generate_latest(current)
 
-    def _counter(self, name: str, help_: str, label: str, values: Iterable[str]) -> Counter:
+    def _counter(self, name: str, help_: str, label: str, values: Iterable[str]) -> "Counter":
         """Return a counter whose series start at 0, so that they show their first increase."""
+        from prometheus_client import Counter
+
         counter = Counter(PREFIX + name, help_, [label], registry=self._registry)
         for value in values:
             counter.labels(str(value))
         return counter
 
-    def _histogram(self, name: str, help_: str, bounds: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, help_: str, bounds: tuple[float, ...]) -> "Histogram":
+        from prometheus_client import Histogram
+
         return Histogram(PREFIX + name, help_, buckets=bounds, registry=self._registry)
 
 
@@ -262,30 +260,52 @@ REQUEST_SPAN: Final = "codex_workspace.span"
 
 INSTRUMENT: Final = "codex_workspace"
 
-SpanKind = trace.SpanKind
+
+class SpanKind(Enum):
+    """The kinds of spans that the agent starts, named as in OpenTelemetry."""
+
+    INTERNAL = auto()
+    SERVER = auto()
+
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 
 class Tracer:
-    """Starts spans, whose texts `scrub` redacts; by default spans that are not recorded."""
+    """Starts spans, whose texts `scrub` redacts; without a `tracer`, spans that are not recorded."""
 
-    def __init__(self, tracer: trace.Tracer | None = None, scrub: Callable[[str], str] = str) -> None:
-        self._tracer = tracer or trace.NoOpTracer()
+    def __init__(self, tracer: "trace.Tracer | None" = None, scrub: Callable[[str], str] = str) -> None:
+        self._tracer = tracer
         self.scrub: Final = scrub
 
     def start_span(
         self, name: str, kind: SpanKind, attributes: Attributes, headers: Mapping[str, str] | None = None
     ) -> "Span":
         """Start a span in the trace that `headers` (lower-case names) propagate, or in a new trace."""
-        parent = TraceContextTextMapPropagator().extract(headers or {}, Context())
-        return self.start_in(parent, name, attributes, kind)
+        if self._tracer is None:
+            return Span(self, None, attributes)
+        from opentelemetry.context import Context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    def start_in(
-        self, parent: Context, name: str, attributes: Attributes, kind: SpanKind = SpanKind.INTERNAL
-    ) -> "Span":
+        parent = TraceContextTextMapPropagator().extract(headers or {}, Context())
+        return self._start_in(self._tracer, parent, name, attributes, kind)
+
+    def start_child(self, parent: "trace.Span | None", name: str, attributes: Attributes) -> "Span":
         """Start a child span."""
-        return Span(self, self._tracer.start_span(name, parent, kind), attributes)
+        if self._tracer is None or parent is None:
+            return Span(self, None, attributes)
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+
+        context = trace.set_span_in_context(parent, Context())
+        return self._start_in(self._tracer, context, name, attributes, SpanKind.INTERNAL)
+
+    def _start_in(
+        self, tracer: "trace.Tracer", parent: "Context", name: str, attributes: Attributes, kind: SpanKind
+    ) -> "Span":
+        from opentelemetry import trace
+
+        return Span(self, tracer.start_span(name, parent, trace.SpanKind[kind.name]), attributes)
 
 
 class Span:
@@ -294,7 +314,7 @@ class Span:
     An exception in the block becomes the span's error. A span can end before its block; a second end is ignored.
     """
 
-    def __init__(self, tracer: Tracer, span: trace.Span, attributes: Attributes) -> None:
+    def __init__(self, tracer: Tracer, span: "trace.Span | None", attributes: Attributes) -> None:
         self._tracer = tracer
         self._span = span
         self.set(attributes)
@@ -302,24 +322,30 @@ class Span:
     @property
     def trace_id(self) -> str | None:
         """The trace ID, 32 hexadecimal digits; None if the span is not recorded."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id) if self._span.is_recording() else None
+        recorded = self._recorded()
+        return None if recorded is None else f"{recorded.get_span_context().trace_id:032x}"
 
     def start_child(self, name: str, attributes: Attributes) -> "Span":
         """Start a child span."""
-        return self._tracer.start_in(trace.set_span_in_context(self._span, Context()), name, attributes)
+        return self._tracer.start_child(self._span, name, attributes)
 
     def set(self, attributes: Attributes) -> None:
         """Add attributes."""
-        if self._span.is_recording():
+        if (recorded := self._recorded()) is not None:
             for name, value in attributes.items():
-                self._span.set_attribute(name, self._shown(value) if isinstance(value, str) else value)
+                recorded.set_attribute(name, self._shown(value) if isinstance(value, str) else value)
 
     def end(self, error: str | None = None) -> None:
         """End the span, with an error if it failed."""
-        if self._span.is_recording():
+        if (recorded := self._recorded()) is not None:
             if error is not None:
-                self._span.set_status(trace.StatusCode.ERROR, self._shown(error))
-            self._span.end()
+                from opentelemetry.trace import StatusCode
+
+                recorded.set_status(StatusCode.ERROR, self._shown(error))
+            recorded.end()
+
+    def _recorded(self) -> "trace.Span | None":
+        return self._span if self._span is not None and self._span.is_recording() else None
 
     def __enter__(self) -> Self:
         """Return the span."""

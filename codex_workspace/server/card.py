@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Version = Literal["1.0", "0.3"]
 
+Signer = Callable[[AgentCard], AgentCard]
+"""Returns a card with its signature."""
+
 SETUP: Final = "urn:codex-workspace:setup"
 """The extension in the extended card that describes the agent's setup; clients cannot request it."""
 
@@ -145,7 +148,7 @@ def _secure(card: AgentCard) -> None:
         card.security_requirements.append(SecurityRequirement(schemes={name: StringList()}))
 
 
-def card_signer(file: Path, place: ConfigLocation) -> Callable[[AgentCard], AgentCard]:
+def card_signer(file: Path, place: ConfigLocation) -> Signer:
     """Return a function that signs a card with the private key in a PEM file; `place` is the setting's location.
 
     The signature's `kid` is the start of the SHA-256 of the public key (DER, SubjectPublicKeyInfo).
@@ -176,5 +179,5 @@ def card_signer(file: Path, place: ConfigLocation) -> Callable[[AgentCard], Agen
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     # jku is left out: it must be an HTTPS URL of the key, and null is not valid.
     header: ProtectedHeader = {"alg": "ES256", "kid": sha256(public).hexdigest()[:16], "typ": "JOSE"}  # type: ignore[typeddict-item]
-    sign: Callable[[AgentCard], AgentCard] = create_agent_card_signer(pem, header)
+    sign: Signer = create_agent_card_signer(pem, header)
     return sign

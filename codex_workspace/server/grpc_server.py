@@ -1,4 +1,4 @@
-"""A2A over gRPC, for 1.0 and 0.3, on its own port; imported only if gRPC is on."""
+"""A2A over gRPC, for 1.0 and 0.3; imported only if gRPC is on."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,9 +19,9 @@ from a2a.utils.errors import A2AError, VersionNotSupportedError
 from starlette.authentication import AuthenticationError
 
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
-from codex_workspace.common.errors import ConfigError
 from codex_workspace.server.limits import BusyError, RateLimiter
 from codex_workspace.server.middleware import EXTENSION_HEADERS, Authenticator, active_extensions
+from codex_workspace.server.sockets import GrpcListener
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -30,46 +30,6 @@ if TYPE_CHECKING:
 
 CLOSE_GRACE_S: Final = 2.0
 """How long open calls may take to end after their tasks have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcListener:
-    """A gRPC server that is bound to its port and does not serve yet."""
-
-    server: grpc.aio.Server
-    port: int
-
-
-@asynccontextmanager
-async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
-    """Bind a port for gRPC, 0 for any free one; leaving the block releases it.
-
-    Idle clients are pinged after `dead_after_s` seconds, and disconnected after the same time without a response.
-
-    Raises:
-        ConfigError: the address is in use or is not an address of this machine.
-    """
-    patience_ms = int(dead_after_s * 1000)
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.keepalive_time_ms", patience_ms),
-            ("grpc.http2.ping_timeout_ms", patience_ms),
-        ]
-    )
-    try:
-        taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    except RuntimeError as error:
-        raise ConfigError(
-            f"A2A_HOST/A2A_GRPC_PORT: cannot listen on {host} port {port}; "
-            "stop the other program or choose another port"
-        ) from error
-    try:
-        yield GrpcListener(server, taken)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await server.stop(None)
 
 
 class UnauthenticatedError(A2AError):

@@ -32,7 +32,8 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OWN_TOOLS
 from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import ToolCaller
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage.memories import MAX_MEMORY_CHARS, Exchange, Memory
 from codex_workspace.tasks import files
 from codex_workspace.tools.peer_client import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState

@@ -134,19 +134,10 @@ class AgentProcess:
 def spawn(setup: AgentSetup, module: Sequence[str] = ("codex_workspace", "serve")) -> psutil.Popen:
     """Start the agent and return its process without waiting until it is ready; the caller must end it."""
     environment = setup.prepare()
-    environment["PYTHONPATH"] += os.pathsep + str(_without_trio(setup.root))
     with setup.log.open("ab") as output:
         return psutil.Popen(
             [sys.executable, "-m", *module], env=environment, cwd=setup.root, stdout=output, stderr=output
         )
-
-
-def _without_trio(root: Path) -> Path:
-    """Return a folder for PYTHONPATH that hides trio, which only the tests have and a library loads if it exists."""
-    folder = root / "without-trio"
-    folder.mkdir(exist_ok=True)
-    (folder / "trio.py").write_text("raise ImportError('for tests only')\n")
-    return folder
 
 
 @asynccontextmanager

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
+from codex_workspace.server.sockets import bind
 
 ACCOUNT = "account-1"
 

@@ -9,7 +9,6 @@ import anyio
 import psutil
 import pytest
 
-from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.codex.thread import CodexThread, ThreadOptions
 from codex_workspace.codex.turn import Turn, TurnLimits
@@ -18,6 +17,7 @@ from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.launching import launch_of, thread_options
 from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.runtimes.backend import text_input
 from codex_workspace.runtimes.events import Done, Text, ToolResult

@@ -50,10 +50,10 @@ from google.protobuf.json_format import ParseDict
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.server.app import ServerOptions, bind, build_app, serving
+from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
-from codex_workspace.server.grpc_server import bind_grpc
 from codex_workspace.server.limits import MAX_NESTING, StreamLimits
+from codex_workspace.server.sockets import bind, bind_grpc
 from codex_workspace.storage.store import open_store
 from tests.support.waiting import eventually
 from tests.unit.server.test_app import Echo

@@ -21,6 +21,7 @@ LAYERS: Final = (
     ("cli", "adapter"),
     ("runtime_host",),
     ("agent",),
+    ("launching",),
     ("platform",),
     ("tools",),
     ("server", "executor"),

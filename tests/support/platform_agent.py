@@ -23,7 +23,8 @@ from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
 from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.registration import Membership, join_platform
-from codex_workspace.server.app import ServerOptions, bind, build_app, serving
+from codex_workspace.server.app import ServerOptions, build_app, serving
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage.store import Store, open_store
 
 ME = "11111111-1111-4111-8111-111111111111"

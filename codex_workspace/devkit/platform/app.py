@@ -46,7 +46,8 @@ from codex_workspace.devkit.platform.records import Era, Mode, NewRow, StoredDel
 from codex_workspace.devkit.platform.request_log import LoggedRequest, RequestLog
 from codex_workspace.devkit.platform.store import PlatformStore
 from codex_workspace.runtimes.markdown import clean
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
+from codex_workspace.server.sockets import bind
 
 KEPT_REQUESTS: Final = 10_000
 

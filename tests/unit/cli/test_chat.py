@@ -44,7 +44,8 @@ from codex_workspace.cli.chat import ChatError, Conversation, open_client
 from codex_workspace.cli.terminal import TurnView
 from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
+from codex_workspace.server.sockets import bind
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
 from tests.support.memory_codex import in_virtual_time

@@ -17,7 +17,7 @@ from codex_workspace.cli.checks import Facts, Finding, check_config, check_provi
 from codex_workspace.cli.doctor import CHECKS, ONLINE, TESTED_VERSIONS, run_check
 from codex_workspace.common.errors import CodexCannotStart, CodexError
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.server.app import bind
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage.schema import TABLES
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentSetup, running_agent
 

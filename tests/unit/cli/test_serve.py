@@ -1,4 +1,7 @@
-"""Executors of others: found by name, and served by the command line."""
+"""Executors of others: found by name, and served by the command line.
+
+Covers `cli.server`.
+"""
 
 import os
 import re
@@ -12,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from codex_workspace.cli.serve import load_executor
+from codex_workspace.cli.server import load_executor
 from codex_workspace.common.errors import ConfigError
 from tests.conformance.sut import Script
 from tests.e2e.agent_process import READY, REPOSITORY
@@ -41,7 +44,7 @@ def test_an_unknown_executor_is_one_sentence(name: str, sentence: str) -> None:
 def test_serve_does_not_import_what_only_chat_needs() -> None:
     program = (
         "import sys; from codex_workspace.__main__ import main; main(['serve'], {'WORKSPACE_CONFIG_PATH': '/nowhere'});"
-        "assert 'codex_workspace.cli.serve' in sys.modules; assert 'rich' not in sys.modules"
+        "assert 'codex_workspace.common.lean_imports' in sys.modules; assert 'rich' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 

@@ -8,7 +8,6 @@ import anyio
 import pytest
 import yaml
 
-from codex_workspace.agent import launch_of
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.codex import sandbox
 from codex_workspace.codex.sandbox import SandboxReport, check_sandbox, digest, inspect_sandbox, run, sandbox_error
@@ -18,6 +17,7 @@ from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import Settings
+from codex_workspace.launching import launch_of
 from tests.e2e.agent_process import AgentSetup
 from tests.support.memory_codex import memory_codex, params_of
 

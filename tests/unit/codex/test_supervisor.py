@@ -227,6 +227,29 @@ async def test_start_is_one_try() -> None:
         assert len(now.factory.made) == 1
 
 
+@in_virtual_time
+async def test_an_early_start_is_the_try_of_start() -> None:
+    async with scene(failing=1, start_s=3) as now:
+        now.supply.start_soon()
+        await anyio.sleep(10)
+        with pytest.raises(CodexCannotStart, match=r"exit code 7\n"):
+            await now.supply.start()
+        assert len(now.factory.tries) == 1
+        assert await now.supply.start() == (0, 169, 0)
+
+
+@in_virtual_time
+async def test_start_waits_for_an_early_start_and_close_ends_it() -> None:
+    async with scene(start_s=3) as now:
+        now.supply.start_soon()
+        assert await now.supply.start() == (0, 169, 0)
+        assert len(now.factory.tries) == 1
+    async with scene(start_s=3) as now:
+        now.supply.start_soon()
+        await now.supply.close()
+        assert now.factory.made == []
+
+
 @given(st.integers(1, 3000), st.integers(1, 1000))
 def test_a_pause_has_its_bounds(failures: int, max_restarts: int) -> None:
     pause = pause_after(failures, max_restarts)

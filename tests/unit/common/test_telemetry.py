@@ -390,7 +390,7 @@ async def exported(
 
 def test_disabled_tracing_creates_no_spans() -> None:
     program = (
-        "import sys; from codex_workspace.cli import serve; from codex_workspace.common import telemetry;"
+        "import sys; from codex_workspace.cli import server; from codex_workspace.common import telemetry;"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from codex_workspace.agent import secrets_of, thread_options
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.codex_toml import edit, managed_config
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import TEMPLATE_DIR, Settings
+from codex_workspace.launching import secrets_of, thread_options
 from tests.docs.test_docs import CONFIGURATION, the_snippet
 
 TOKEN = "token-0123456789"

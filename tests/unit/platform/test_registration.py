@@ -28,8 +28,9 @@ from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.dispatcher import Dispatcher
 from codex_workspace.protocol.jsonrpc import nested, objects, text
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
 from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage import outbox
 from codex_workspace.storage.database import Connection, Value
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey

@@ -16,8 +16,9 @@ from a2a.types import Artifact, Part, Task, TaskArtifactUpdateEvent, TaskState, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.server.app import ServerOptions, bind, build_app, serving
+from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.limits import BURST_S, ConcurrencyLimiter, LimitExceeded, RateLimiter
+from codex_workspace.server.sockets import bind
 from codex_workspace.storage.store import open_store
 from tests.e2e.load_generator import call
 

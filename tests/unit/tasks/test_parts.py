@@ -17,7 +17,6 @@ from google.protobuf.struct_pb2 import Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.common.errors import CodexRefused, InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue
@@ -26,6 +25,7 @@ from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import LimitsConfig
 from codex_workspace.devkit.model import scripted_model
+from codex_workspace.launching import launch_of, thread_options
 from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.runtimes.backend import input_texts
 from codex_workspace.tasks.parts import (

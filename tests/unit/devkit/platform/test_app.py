@@ -33,7 +33,8 @@ from codex_workspace.platform.client_types import (
     PlatformUnreachable,
     text_of_parts,
 )
-from codex_workspace.server.app import bind, serving
+from codex_workspace.server.app import serving
+from codex_workspace.server.sockets import bind
 from tests.docs.test_docs import PLATFORM, path_with_curl, the_snippet
 from tests.support.paths import ROOT
 

@@ -1,0 +1,329 @@
+"""The rest of the `serve` command, with all its imports: an executor behind the A2A server."""
+
+import gc
+import importlib
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from a2a.server.agent_execution import AgentExecutor
+from a2a.types import AgentExtension
+
+from codex_workspace import __version__
+from codex_workspace.agent import agent_around, tracing
+from codex_workspace.cli.serve import ListeningPlace, card_signer_of, listening, set_up_log, unless
+from codex_workspace.codex.transcript import TranscriptReader
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.files import lock_folder
+from codex_workspace.common.redact import Redactor
+from codex_workspace.common.values import format_version
+from codex_workspace.config.prompts import Skill
+from codex_workspace.config.providers import ChosenProvider
+from codex_workspace.config.settings import Settings
+from codex_workspace.launching import Launched, is_exec, prepare_state, secrets_of
+from codex_workspace.runtimes.backend import BackendStats
+from codex_workspace.server.app import Application, Readiness, ServerOptions, build_app, serving
+from codex_workspace.server.card import Signer
+from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.limits import LimitedHandler, StreamLimits
+from codex_workspace.server.push import PushService, open_push
+from codex_workspace.server.sockets import GrpcListener, reachable
+from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
+from codex_workspace.storage.store import Store, open_store
+from codex_workspace.tasks.live_output import ITEMS
+from codex_workspace.tasks.parts import INPUT_MODES
+from codex_workspace.tasks.replies import USAGE
+from codex_workspace.tasks.request import TURN
+from codex_workspace.tasks.scheduling import AdmissionControl
+from codex_workspace.tasks.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from codex_workspace.cli.on_platform import PlatformMember
+    from codex_workspace.platform.client import PlatformClient
+
+
+def load_executor(name: str) -> AgentExecutor:
+    """Return the executor that the factory `module:function` creates; the module may be in the current folder.
+
+    Raises:
+        ConfigError: the module or function does not exist, or does not create an `AgentExecutor`.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute.isidentifier():
+        raise ConfigError(f"--executor: must be module:factory, but is {name}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"--executor: the module {module_name} cannot be imported: {error}") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ConfigError(f"--executor: {module_name} has no function {attribute}")
+    made = factory()
+    if not isinstance(made, AgentExecutor):
+        raise ConfigError(f"--executor: {name} returns a {type(made).__name__}, not an AgentExecutor")
+    return made
+
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXTENSIONS = (
+    AgentExtension(uri=USAGE, description="Token usage of a turn, in the metadata of its last status."),
+    AgentExtension(uri=TURN, description="Per-message turn options, such as the model, in the message's metadata."),
+    AgentExtension(uri=ITEMS, description="Output of commands and the current diff, streamed as artifacts."),
+)
+"""Optional extensions."""
+
+LIMITS = "urn:codex-workspace:limits"
+"""The extension that lists the limitations of `codex exec`; it cannot be requested."""
+
+
+def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
+    """Return the extensions of an agent with `codex exec`; `hands_over`: whether it can hand over files."""
+    files = "" if hands_over else "files cannot be sent, "
+    limits = AgentExtension(
+        uri=LIMITS,
+        description=(
+            "Each turn runs in its own process: a message cannot join a running turn (midTurn steer is rejected), no "
+            f"questions are asked, {files}and each text is sent as a whole."
+        ),
+    )
+    return (*(extension for extension in EXTENSIONS if extension.uri != ITEMS), limits)
+
+
+@dataclass(frozen=True, slots=True)
+class CardDetails:
+    """What the cards say about the executor; `setup` is for authenticated clients only."""
+
+    input_modes: tuple[str, ...] = ("text/plain",)
+    extensions: tuple[AgentExtension, ...] = ()
+    skills: tuple[Skill, ...] = ()
+    setup: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedExecutor:
+    """An executor and what the server needs to know about it.
+
+    begin: starts it and returns its description for the log.
+    drain: ends running work within the given seconds.
+    lasting_problem: returns why the agent cannot answer for a lasting reason, or None.
+    """
+
+    executor: AgentExecutor
+    store: Store
+    ready: Readiness
+    admission: AdmissionControl | None
+    begin: Callable[[], Awaitable[str]]
+    drain: Callable[[float], Awaitable[None]]
+    telemetry: Telemetry
+    codex: Callable[[], BackendStats] | None = None
+    transcripts: TranscriptReader | None = None
+    platform: "PlatformClient | None" = None
+    lasting_problem: Readiness | None = None
+
+
+async def serve_codex(
+    settings: Settings, provider: ChosenProvider, launched: Launched, place: ListeningPlace, sign: Signer | None
+) -> None:
+    """Serve codex until the place's event is set, then let running turns end.
+
+    Raises:
+        ConfigError: the database is damaged or newer.
+        CodexCannotStart: codex is too old, or ends at once.
+    """
+    async with agent_around(launched, settings, provider) as agent:
+
+        async def begin() -> str:
+            version = await agent.codex.start()
+            return f"codex {format_version(version)}, model {provider.model}"
+
+        hosted = ServedExecutor(
+            agent.executor,
+            agent.store,
+            agent.not_ready_reason,
+            agent.admission,
+            begin,
+            agent.executor.drain,
+            agent.telemetry,
+            agent.codex.stats,
+            agent.transcripts,
+            agent.platform,
+            agent.lasting_problem,
+        )
+        extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
+        about = CardDetails(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider))
+        await _run(settings, hosted, server_options(settings, place, about, sign), place)
+
+
+async def serve_other(settings: Settings, name: str) -> None:
+    """Serve the executor that the factory `module:function` creates.
+
+    Raises:
+        ConfigError: the factory or the configuration is wrong, or a port is taken.
+    """
+    executor = load_executor(name)
+    secrets = secrets_of(settings, None)
+    set_up_log(settings, secrets)
+    async with listening(settings) as place:
+        options = server_options(settings, place, CardDetails(), card_signer_of(settings))
+        prepare_state(settings)
+        async with (
+            lock_folder(settings.state_dir, place.url),
+            tracing(settings, Redactor(secrets)) as tracer,
+            open_store(settings.database_url.reveal()) as store,
+        ):
+
+            async def begin() -> str:
+                return name
+
+            telemetry = Telemetry(tracer=tracer)
+            hosted = ServedExecutor(executor, store, store.write_problem, None, begin, _nothing_runs, telemetry)
+            await _run(settings, hosted, options, place)
+
+
+async def _nothing_runs(_grace_s: float) -> None:
+    """Other executors have no drain; the application cancels them."""
+
+
+async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOptions, place: ListeningPlace) -> None:
+    """Serve an executor until the place's event is set."""
+    # A collection of the loaded modules, which stay for good, would stop the event loop for 100 ms and more.
+    gc.freeze()
+    gc.enable()
+    member = _platform_member(settings, hosted)
+    async with (
+        _push(settings, hosted.store) as push,
+        build_app(
+            options,
+            hosted.executor if member is None else member.executor,
+            hosted.store,
+            hosted.ready,
+            hosted.admission,
+            push,
+            views=partial(_views, settings, hosted, push),
+            tracer=hosted.telemetry.tracer,
+            handler_class=IdempotentHandler if member is None else member.handler_class,
+        ) as app,
+    ):
+        name = await unless(place.stop, lambda: _begin(hosted, app))
+        if name is None:
+            return
+        async with (
+            nullcontext() if place.grpc is None else app.grpc(place.grpc),
+            serving(app.asgi, place.listener, settings.config.limits.slow_reader_s),
+            nullcontext() if member is None else member.joined(app, options.url, place.stop),
+        ):
+            gc.freeze()
+            grpc_address = "" if place.grpc is None else f", gRPC at {options.grpc_url}"
+            logger.info("ready: %s%s, A2A at %s", name, grpc_address, options.url)
+            await place.stop.wait()
+            await hosted.drain(settings.config.codex.shutdown_grace_s)
+
+
+def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMember | None":
+    if settings.platform is None or hosted.platform is None:
+        return None
+    # Imported only for an agent on the platform: with its HTTP client it takes 100 ms.
+    from codex_workspace.cli.on_platform import PlatformMember
+    from codex_workspace.platform.active_tasks import TrackedExecutor
+
+    return PlatformMember(
+        settings,
+        settings.platform,
+        hosted.platform,
+        hosted.store.outbox,
+        hosted.admission,
+        TrackedExecutor(hosted.executor),
+        hosted.telemetry.metrics.task_counts.copy,
+        hosted.lasting_problem or hosted.store.write_problem,
+    )
+
+
+def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:
+    """Return the operator endpoints."""
+    reader = GaugeCollector(
+        hosted.store.deliveries,
+        lambda: front.open_streams,
+        hosted.admission,
+        hosted.codex,
+        None if push is None else lambda: push.waiting,
+    )
+
+    async def scrape() -> bytes:
+        return hosted.telemetry.metrics.scrape(*await reader.read())
+
+    metrics_token, platform = settings.metrics_token, settings.platform
+    views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]
+    if hosted.transcripts is not None:
+        token = platform.token.reveal() if platform is not None and platform.token is not None else None
+        views.append(transcript_view(hosted.transcripts.lines, token))
+    return views
+
+
+def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushService | None]:
+    if not settings.config.a2a.push_notifications:
+        return nullcontext()
+    return open_push(settings.config.push, store.push_configs)
+
+
+async def _begin(hosted: ServedExecutor, app: Application) -> str:
+    """Start the executor and resume unanswered messages; return its description."""
+    about = await hosted.begin()
+    await app.resume()
+    return about
+
+
+def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
+    """Return host:port of gRPC for clients; None if gRPC is off."""
+    if listener is None:
+        return None
+    host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
+    return settings.config.a2a.grpc_url or f"{reachable(host)}:{listener.port}"
+
+
+def server_options(settings: Settings, place: ListeningPlace, about: CardDetails, sign: Signer | None) -> ServerOptions:
+    """Return the options of the server."""
+    config, limits = settings.config, settings.config.limits
+    return ServerOptions(
+        name=config.name,
+        description=config.description or "An agent that works on code with OpenAI Codex.",
+        version=config.version or __version__,
+        url=place.url,
+        grpc_url=grpc_url_of(settings, place.grpc),
+        tokens={name: token.reveal() for name, token in settings.tokens.items()},
+        max_body_bytes=limits.max_message_bytes,
+        one_main_context=config.codex.conversations == "main",
+        versions=config.a2a.protocol_versions,
+        streaming=config.a2a.streaming,
+        input_modes=about.input_modes,
+        extensions=about.extensions,
+        skills=about.skills,
+        setup=about.setup,
+        requests_per_minute=limits.requests_per_minute,
+        streams=StreamLimits(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
+        sign=sign,
+    )
+
+
+def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:
+    """Return the setup that the extended card shows to authenticated clients."""
+    codex = settings.config.codex
+    return {
+        "workspace": str(settings.workspace_dir),
+        "model": provider.model,
+        "provider": provider.name,
+        "sandbox": codex.sandbox,
+        "approvalPolicy": codex.approval_policy,
+        "midTurn": codex.mid_turn,
+        "backend": codex.backend,
+    }

@@ -1,0 +1,93 @@
+"""Listening sockets, which are bound before anything is started."""
+
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from codex_workspace.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+BACKLOG: Final = 1024
+"""How many connections may wait to be accepted, so that the kernel does not reject a burst of clients."""
+
+
+def reachable(host: str) -> str:
+    """Return a listening address as clients on this machine write it in a URL."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 selects a free one.
+
+    Raises:
+        ConfigError: the address is in use or is not an address of this machine.
+    """
+    # asyncio disables Nagle's algorithm only if the protocol is set; it costs 40 ms per blocking response.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; {_remedy(error)}"
+        ) from error
+    return listener
+
+
+def _remedy(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "set A2A_HOST to an address of this machine, such as 127.0.0.1 or 0.0.0.0"
+    return "stop the other program or choose another port"
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcListener:
+    """A gRPC server that is bound to its port and does not serve yet."""
+
+    server: "grpc.aio.Server"
+    port: int
+
+
+@asynccontextmanager
+async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
+    """Bind a port for gRPC, 0 for any free one; leaving the block releases it.
+
+    Idle clients are pinged after `dead_after_s` seconds, and disconnected after the same time without a response.
+
+    Raises:
+        ConfigError: the address is in use or is not an address of this machine.
+    """
+    # Imported only if gRPC is on: it takes 35 ms and 9 MB.
+    import grpc.aio
+
+    patience_ms = int(dead_after_s * 1000)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.keepalive_time_ms", patience_ms),
+            ("grpc.http2.ping_timeout_ms", patience_ms),
+        ]
+    )
+    try:
+        taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"A2A_HOST/A2A_GRPC_PORT: cannot listen on {host} port {port}; "
+            "stop the other program or choose another port"
+        ) from error
+    try:
+        yield GrpcListener(server, taken)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await server.stop(None)
