@@ -48,6 +48,7 @@ class PipeReader(ByteReceiveStream):
             ClosedResourceError: this end was closed.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
+        has_waited = False
         while True:
             if self._fd < 0:
                 raise anyio.ClosedResourceError
@@ -55,10 +56,12 @@ class PipeReader(ByteReceiveStream):
                 data = os.read(self._fd, max_bytes)
             except BlockingIOError:
                 await anyio.wait_readable(self._fd)
+                has_waited = True
             else:
                 if not data:
                     raise anyio.EndOfStream
-                await anyio.lowlevel.cancel_shielded_checkpoint()
+                if not has_waited:
+                    await anyio.lowlevel.cancel_shielded_checkpoint()
                 return data
 
     async def aclose(self) -> None:

@@ -102,11 +102,12 @@ class AdmissionControl:
     clock: Callable[[], float] = anyio.current_time
     _slots_by_message: dict[tuple[str, str], QueueSlot] = field(default_factory=dict)
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_TURNS))
+    _running: int = 0
     _slots: anyio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the semaphore for running turns."""
-        self._slots = anyio.Semaphore(self.limits.max_running_turns)
+        self._slots = anyio.Semaphore(self.limits.max_running_turns, fast_acquire=True)
 
     @property
     def waiting(self) -> int:
@@ -116,7 +117,7 @@ class AdmissionControl:
     @property
     def running(self) -> int:
         """How many turns run."""
-        return sum(slot.phase is _Phase.RUNNING for slot in self._slots_by_message.values())
+        return self._running
 
     @property
     def asking(self) -> int:
@@ -160,8 +161,7 @@ class AdmissionControl:
     @asynccontextmanager
     async def turn(self, slot: QueueSlot) -> AsyncIterator[None]:
         """Wait in order of arrival until another turn may run; it counts as running until the block is left."""
-        await self._slots.acquire()
-        slot.phase, slot.since = _Phase.RUNNING, self.clock()
+        await self._acquire(slot)
         try:
             yield
         finally:
@@ -177,10 +177,15 @@ class AdmissionControl:
     async def reacquire_slot(self, slot: QueueSlot) -> None:
         """Wait until the turn may run again; does nothing for a running slot."""
         if slot.phase is _Phase.ASKING:
-            await self._slots.acquire()
-            slot.phase, slot.since = _Phase.RUNNING, self.clock()
+            await self._acquire(slot)
+
+    async def _acquire(self, slot: QueueSlot) -> None:
+        await self._slots.acquire()
+        slot.phase, slot.since = _Phase.RUNNING, self.clock()
+        self._running += 1
 
     def _release(self, slot: QueueSlot) -> None:
+        self._running -= 1
         self._durations.append(self.clock() - slot.since)
         self._slots.release()
 

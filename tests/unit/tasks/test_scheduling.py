@@ -136,6 +136,22 @@ def test_no_order_of_messages_brings_more_than_the_bounds(messages: list[tuple[s
 # --- Turns ---
 
 
+async def test_a_turn_that_asks_does_not_count_as_running() -> None:
+    admission = AdmissionControl()
+    with admission.claim("o", "c", "1") as slot:
+        assert admission.running == 0
+        async with admission.turn(slot):
+            assert admission.running == 1
+            admission.release_slot(slot)
+            admission.release_slot(slot)
+            assert (admission.running, admission.asking) == (0, 1)
+            await admission.reacquire_slot(slot)
+            await admission.reacquire_slot(slot)
+            assert (admission.running, admission.asking) == (1, 0)
+            admission.release_slot(slot)
+        assert admission.running == 0
+
+
 @in_virtual_time
 async def test_turns_beyond_the_bound_wait_in_the_order_they_came() -> None:
     admission = AdmissionControl(LimitsConfig(max_running_turns=2))
