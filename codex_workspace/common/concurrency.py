@@ -37,8 +37,7 @@ def backoff(first_s: float, longest_s: float, tries: int) -> float:
 class PipeReader(ByteReceiveStream):
     """The reading end of a pipe, which it owns; for one task on asyncio's event loop.
 
-    The event loop watches the pipe from the first `receive` on, because adding it for each read costs more than the
-    read; it stops when data arrives that no `receive` waits for.
+    The event loop watches the pipe until data arrives that no `receive` waits for; adding it costs more than a read.
     """
 
     def __init__(self, fd: int) -> None:
@@ -63,8 +62,7 @@ class PipeReader(ByteReceiveStream):
             raise anyio.ClosedResourceError
         if not self._unread:
             raise anyio.EndOfStream
-        data, rest = self._unread[:max_bytes], self._unread[max_bytes:]
-        self._unread = rest or None
+        data, self._unread = self._unread[:max_bytes], self._unread[max_bytes:] or None
         return data
 
     async def _wait(self, max_bytes: int) -> None:
@@ -81,19 +79,15 @@ class PipeReader(ByteReceiveStream):
     def _read(self) -> None:
         if self._waiting is None:
             self._unwatch()
-        elif self._unread is None:
+        elif not self._waiting.done():
             with suppress(BlockingIOError):
                 self._unread = os.read(self._fd, self._max_bytes)
-                self._wake()
+                self._waiting.set_result(None)
 
     def _unwatch(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._fd)
             self._loop = None
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
 
     async def aclose(self) -> None:
         """Close this end; a waiting `receive` raises ClosedResourceError."""
@@ -101,7 +95,8 @@ class PipeReader(ByteReceiveStream):
             self._unwatch()
             fd, self._fd = self._fd, -1
             os.close(fd)
-            self._wake()
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
 
 
 class PipeWriter(ByteSendStream):

@@ -20,10 +20,6 @@ KILL_ROUNDS: Final = 3
 """A process may fork while it is killed; processes that survive this many rounds do nothing but fork."""
 
 
-_SKIPPED_IDS: Final = 300
-"""IDs that the kernel gives out in its first round only."""
-
-
 def fork_count() -> int:
     """Return how many processes and threads the kernel has started; 0 if it does not tell."""
     lines = Path("/proc/stat").read_text().splitlines()
@@ -49,7 +45,8 @@ def processes_since(first: int, forks: int) -> list[int]:
         return found
     limit = int(Path("/proc/sys/kernel/pid_max").read_text())
     in_use = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
-    distance = now - forks + in_use + _SKIPPED_IDS
+    # The lowest 300 IDs are given out in the first round only.
+    distance = now - forks + in_use + 300
     return [id_ for id_ in found if (id_ - first) % limit <= distance]
 
 

@@ -275,8 +275,7 @@ class LimitsConfig(Section):
     codex_memory_mb, codex_threads: Between turns, codex is restarted if it uses this much memory (MiB) or has this many
         threads.
     mcp_processes: Likewise if its threads run this many MCP server processes.
-    max_running_turns: Turns that run at the same time, in different contexts. Each one's commands and MCP servers run
-        at the same time too.
+    max_running_turns: Turns that run at the same time, in different contexts, with their commands and MCP servers.
     requests_per_minute: Requests of one principal; up to a tenth of them at once.
     max_streams_per_principal, max_streams: Open streams.
     stream_idle_s: A stream without any event for this long is closed; the client may subscribe again.

@@ -98,8 +98,8 @@ class TurnReader:
         return _OF_THREAD[method](params) if method in _OF_THREAD else None
 
 
-def piece_of(message: Notification) -> str | None:
-    """Return the id of the item to whose text a notification adds a piece; None for any other notification."""
+def piece_of(message: Notification | Request) -> str | None:
+    """Return the id of the item to whose text a message adds a piece; None for any other message."""
     if message.method not in _DELTAS or not isinstance(message.params.get("delta"), str):
         return None
     return text_or_none(message.params, "itemId")
@@ -108,8 +108,7 @@ def piece_of(message: Notification) -> str | None:
 def join_deltas(messages: Sequence[Notification | Request]) -> list[Notification | Request]:
     """Return the messages in their order, with adjacent pieces of one text joined."""
     joined: list[Notification | Request] = []
-    for _, group in groupby(messages, _text_of):
-        first, *others = group
+    for _, (first, *others) in groupby(messages, _text_of):
         if others:
             delta = "".join(text(each.params, "delta") for each in (first, *others))
             first = Notification(first.method, {**first.params, "delta": delta})
@@ -119,10 +118,8 @@ def join_deltas(messages: Sequence[Notification | Request]) -> list[Notification
 
 def _text_of(message: Notification | Request) -> object:
     """Return what the pieces of one text have in common; a value of its own for any other message."""
-    params = message.params
-    if message.method not in _DELTAS or not isinstance(params.get("delta"), str):
-        return object()
-    return message.method, params.get("turnId"), params.get("itemId"), params.get("summaryIndex")
+    item, params = piece_of(message), message.params
+    return object() if item is None else (message.method, item, params.get("turnId"), params.get("summaryIndex"))
 
 
 def _plan(params: JsonObject) -> TurnEvent:

@@ -199,10 +199,7 @@ class Mailbox:
         self._text_by = -math.inf
 
     def put(self, message: Notification | Request, size: int, piece_of: str | None = None) -> None:
-        """Add a message whose line had `size` bytes; beyond the limit the mailbox fails instead.
-
-        `piece_of` is the id of the text that the message adds a piece to.
-        """
+        """Add a message of `size` bytes, a piece of the text `piece_of`; beyond the limit the mailbox fails instead."""
         if isinstance(message, Request):
             self._requests.append(message)
         if self._error is not None:
@@ -213,14 +210,13 @@ class Mailbox:
             self.fail(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that were not read"))
             return
         self._unread.append(message)
-        if piece_of in self._begun and self._text_by > -math.inf:
-            if self._wait.deadline > self._text_by:
-                self._wait.deadline = self._text_by
-            return
+        if piece_of not in self._begun or self._text_by == -math.inf:
+            self._has_news = True
+            self._changed.set()
+        elif self._wait.deadline > self._text_by:
+            self._wait.deadline = self._text_by
         if piece_of is not None:
             self._begun.add(piece_of)
-        self._has_news = True
-        self._changed.set()
 
     def close(self) -> None:
         """Give the default response to all open requests."""

@@ -86,10 +86,7 @@ class OutputTail:
 
 @dataclass(slots=True)
 class Process:
-    """A running process, its pidfd, and the end of its stderr.
-
-    `forks` is the `fork_count` before its start. `delay` waits before the process is ended.
-    """
+    """A running process, its pidfd, its stderr's end, and the `forks` before it. `delay` waits before it is ended."""
 
     popen: subprocess.Popen[bytes]
     pidfd: int

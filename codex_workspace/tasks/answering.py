@@ -128,7 +128,7 @@ class Job:
         has_live_output = ITEMS in context.call_context.requested_extensions
         live = LiveOutput(self.task_id, self.context_id) if has_live_output else None
         before = context.current_task.artifacts if context.current_task is not None else []
-        self._reply = Reply(self.task_id, self.context_id, live, before, lambda: services.admission.running)
+        self._reply = Reply(self.task_id, self.context_id, live, before, lambda: services.admission.update_interval_s)
         self._turn_id: str | None = None
         self._idle = anyio.Event()
         self._run_scope = anyio.CancelScope()

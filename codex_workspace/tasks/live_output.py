@@ -51,10 +51,7 @@ class LiveOutput:
         self._last = -INTERVAL_S
 
     def due(self, interval_s: float) -> float | None:
-        """When `flush` has something to send, on the clock of `now`; None while nothing waits.
-
-        `interval_s` is the time between two updates, at least `INTERVAL_S`.
-        """
+        """When `flush` has something to send, `interval_s` or more after the last update; None while nothing waits."""
         waits = self._diff is not None or any(output.waiting for output in self._outputs.values())
         return self._last + max(INTERVAL_S, interval_s) if waits else None
 

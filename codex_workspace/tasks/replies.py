@@ -51,6 +51,7 @@ from codex_workspace.runtimes.events import (
     ToolUse,
 )
 from codex_workspace.tasks.live_output import LiveOutput
+from codex_workspace.tasks.scheduling import UPDATE_INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
@@ -79,25 +80,11 @@ TASK_OUTCOMES: Final = {
 }
 """The metrics' outcome of each terminal state."""
 
-UPDATE_INTERVAL_S: Final = 0.1
-"""At most ten updates of the answer per second; each one costs every client and the store some work."""
-
-UPDATES_PER_S: Final = 160
-"""At most this many updates per second of all running turns together, as long as no turn waits longer than
-`MAX_UPDATE_INTERVAL_S`."""
-
-MAX_UPDATE_INTERVAL_S: Final = 1.0
-
 COPIED_CHARS_PER_S: Final = 1_000_000
 """The SDK copies the task with every update and keeps the copies for slow readers. This bounds that memory: answers of
 more than 100,000 characters are updated less often."""
 
 A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
-
-
-def update_interval_s(running: int) -> float:
-    """Return the time between two updates of an answer while this many turns run."""
-    return min(MAX_UPDATE_INTERVAL_S, max(UPDATE_INTERVAL_S, running / UPDATES_PER_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +104,7 @@ class Reply:
         context_id: its context.
         live: the live output, if the client requested that extension.
         before: the artifacts that an earlier process created.
-        running: returns how many turns run; the more, the rarer are the updates of each.
+        interval_s: returns the seconds between two updates of the answer.
     """
 
     def __init__(
@@ -126,14 +113,14 @@ class Reply:
         context_id: str,
         live: LiveOutput | None = None,
         before: Sequence[Artifact] = (),
-        running: Callable[[], int] = lambda: 1,
+        interval_s: Callable[[], float] = lambda: UPDATE_INTERVAL_S,
     ) -> None:
         self._live = live
         self._task_id = task_id
         self._context_id = context_id
         self._answer = _Answer()
-        self._running = running
-        self._text_at: float | None = None
+        self._interval_s = interval_s
+        self._text_at = -math.inf
         # Continues the numbering of an earlier process.
         self._artifacts = {each.artifact_id: each for each in before if each.artifact_id != ANSWER}
         self._answer_shown = False
@@ -146,18 +133,14 @@ class Reply:
     @property
     def due(self) -> float | None:
         """When `flush` has something to send, on the clock of `now`; None while nothing waits."""
-        interval_s = self._interval_s
+        interval_s = self._interval_s()
         dues = [self._answer.due(interval_s), self._live.due(interval_s) if self._live is not None else None]
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def text_by(self) -> float:
         """When further pieces of a text are needed, on the clock of `now`; the first piece is needed at once."""
-        return -math.inf if self._text_at is None else self._text_at + self._interval_s
-
-    @property
-    def _interval_s(self) -> float:
-        return update_interval_s(self._running())
+        return self._text_at + self._interval_s()
 
     def opened(self, message: Message | None) -> Task:
         """Return the task object, which is sent first and only once."""
@@ -304,7 +287,7 @@ class Reply:
             self._answer.start_over()
         self._answer.pieces.append(text)
         self._text_at = now
-        due = self._answer.due(self._interval_s)
+        due = self._answer.due(self._interval_s())
         return self.flush(now) if due is not None and now >= due else []
 
     def _tool_started(self, use: ToolUse) -> list[A2AEvent]:
@@ -389,12 +372,8 @@ class _Answer:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    @property
-    def waits(self) -> bool:
-        return self._sent_pieces < len(self.pieces) and not self.remarked and self.phase != "commentary"
-
     def due(self, interval_s: float) -> float | None:
-        if not self.waits:
+        if self._sent_pieces == len(self.pieces) or self.remarked or self.phase == "commentary":
             return None
         if self.last_update is None:
             return 0.0
@@ -407,7 +386,7 @@ class _Answer:
 
     def take(self, now: float) -> tuple[str, int | None]:
         """Return the waiting text and its offset (None for the first piece), and count it as sent."""
-        if not self.waits:
+        if self.due(0.0) is None:
             return "", None
         waiting, offset = "".join(self.pieces[self._sent_pieces :]), self._sent_chars if self._sent_pieces else None
         self._sent_pieces = len(self.pieces)

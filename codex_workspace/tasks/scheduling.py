@@ -63,6 +63,15 @@ REMEMBERED_TURNS: Final = 16
 """The number of turns from which a turn's duration is estimated."""
 
 
+UPDATE_INTERVAL_S: Final = 0.1
+"""At most ten updates of an answer per second; each one costs every client and the store some work."""
+
+UPDATES_PER_S: Final = 160
+"""At most this many updates per second of all running turns, as long as none waits for `MAX_UPDATE_INTERVAL_S`."""
+
+MAX_UPDATE_INTERVAL_S: Final = 1.0
+
+
 class QueueFull(AgentError):
     """The queue is full; there may be room in `retry_after_s` seconds."""
 
@@ -102,7 +111,6 @@ class AdmissionControl:
     clock: Callable[[], float] = anyio.current_time
     _slots_by_message: dict[tuple[str, str], QueueSlot] = field(default_factory=dict)
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_TURNS))
-    _running: int = 0
     _slots: anyio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +125,12 @@ class AdmissionControl:
     @property
     def running(self) -> int:
         """How many turns run."""
-        return self._running
+        return self.limits.max_running_turns - self._slots.value
+
+    @property
+    def update_interval_s(self) -> float:
+        """The seconds between two updates of an answer, by the number of running turns."""
+        return min(MAX_UPDATE_INTERVAL_S, max(UPDATE_INTERVAL_S, self.running / UPDATES_PER_S))
 
     @property
     def asking(self) -> int:
@@ -161,7 +174,8 @@ class AdmissionControl:
     @asynccontextmanager
     async def turn(self, slot: QueueSlot) -> AsyncIterator[None]:
         """Wait in order of arrival until another turn may run; it counts as running until the block is left."""
-        await self._acquire(slot)
+        await self._slots.acquire()
+        slot.phase, slot.since = _Phase.RUNNING, self.clock()
         try:
             yield
         finally:
@@ -177,15 +191,10 @@ class AdmissionControl:
     async def reacquire_slot(self, slot: QueueSlot) -> None:
         """Wait until the turn may run again; does nothing for a running slot."""
         if slot.phase is _Phase.ASKING:
-            await self._acquire(slot)
-
-    async def _acquire(self, slot: QueueSlot) -> None:
-        await self._slots.acquire()
-        slot.phase, slot.since = _Phase.RUNNING, self.clock()
-        self._running += 1
+            await self._slots.acquire()
+            slot.phase, slot.since = _Phase.RUNNING, self.clock()
 
     def _release(self, slot: QueueSlot) -> None:
-        self._running -= 1
         self._durations.append(self.clock() - slot.since)
         self._slots.release()
 

@@ -48,16 +48,13 @@ from codex_workspace.runtimes.events import FILES, WRITE, FileChange, FileDiff, 
 from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
 from codex_workspace.tasks.replies import (
     COPIED_CHARS_PER_S,
-    MAX_UPDATE_INTERVAL_S,
-    UPDATE_INTERVAL_S,
-    UPDATES_PER_S,
     USAGE,
     A2AEvent,
     Outcome,
     Reply,
-    update_interval_s,
     usage_metadata,
 )
+from codex_workspace.tasks.scheduling import UPDATE_INTERVAL_S
 from tests.support.codex_replies import CodexReply
 
 DONE = Outcome(TaskState.TASK_STATE_COMPLETED)
@@ -181,22 +178,16 @@ def test_the_first_piece_is_sent_at_once_and_the_rest_in_order() -> None:
     assert seen.artifacts == {"answer": "abcd"}
 
 
-def test_running_turns_share_the_updates() -> None:
-    assert [update_interval_s(running) for running in (0, 1, 16)] == [UPDATE_INTERVAL_S] * 3
-    assert update_interval_s(100) == 100 / UPDATES_PER_S
-    assert update_interval_s(1000) == MAX_UPDATE_INTERVAL_S
-
-
 def test_the_first_text_is_needed_at_once_and_further_pieces_by_the_next_update() -> None:
-    running = 1
-    speaker = Reply("task", "context", running=lambda: running)
+    interval_s = 0.25
+    speaker = Reply("task", "context", interval_s=lambda: interval_s)
     assert speaker.text_by == -math.inf
     assert speaker.apply(Text("m", "a"), 50.0) != []
-    assert speaker.text_by == 50.0 + UPDATE_INTERVAL_S
-    running = 100
-    assert speaker.text_by == 50.0 + update_interval_s(100)
+    assert speaker.text_by == 50.25
+    interval_s = 0.5
+    assert speaker.text_by == 50.5
     assert speaker.apply(Text("m", "b"), 50.2) == []
-    assert speaker.due == 50.0 + update_interval_s(100)
+    assert speaker.due == 50.5
     assert speaker.apply(Text("m", "c"), speaker.due) != []
     assert speaker.due is None
 
