@@ -119,7 +119,7 @@ class AppServerRuntime:
             CodexCannotStart, CodexGone, CodexRefused: codex could not start the turn.
         """
         check_run(prompt, options, MAX_INPUT_CHARS)
-        lock = anyio.Lock()
+        lock = anyio.Lock(fast_acquire=True)
         if options.resume is not None:
             lock = self._locks.setdefault(options.resume.lower(), lock)
         async with lock, self._connect() as codex:

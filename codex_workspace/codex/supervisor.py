@@ -92,7 +92,7 @@ class CodexSupervisor:
         self._open_it = open_it
         self._limits = limits
         self._jitter = jitter
-        self._start_lock = anyio.Lock()
+        self._start_lock = anyio.Lock(fast_acquire=True)
         self._instance: _Instance | None = None
         self._early: _Instance | None = None
         self._starts = 0

@@ -120,7 +120,7 @@ class CodexThread:
         self._store = store
         self._options = options
         self._limits = limits
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._loaded: _Loaded | None = None
         self._unused_thread_id: str | None = None
 

@@ -13,7 +13,7 @@ from codex_workspace.app_server import Connection
 from codex_workspace.codex.history import read_last_turns, turn_end
 from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.app_server_reader import TurnReader
+from codex_workspace.protocol.app_server_reader import TurnReader, join_deltas
 from codex_workspace.protocol.codex_events import (
     UNKNOWN_END,
     ErrorReported,
@@ -162,15 +162,17 @@ class Turn:
             self._deadlines.set(_Deadline.STOP, STOP_GRACE_S)
             self._mailbox.wake()
 
-    async def receive(self, by: float = math.inf) -> list[AgentEvent]:
+    async def receive(self, by: float = math.inf, text_by: float = -math.inf) -> list[AgentEvent]:
         """Wait for events and return them; return none once `ended` is set, at the time `by`, or if `pending` changed.
+
+        Further pieces of a text end the wait at the time `text_by`.
 
         Raises:
             CodexGone: codex died; the turn will not end.
         """
         while self.ended is None:
             try:
-                events = await self._next(by)
+                events = await self._next(by, text_by)
                 if self._interrupt is _Interrupt.REQUESTED and self.ended is None and self._started:
                     await self._send_interrupt()
                 if self._server_exited:
@@ -202,15 +204,13 @@ class Turn:
         if self.ended is None:
             self._codex.kill()
 
-    async def _next(self, by: float) -> list[AgentEvent]:
-        messages: list[Notification | Request] | None = None
+    async def _next(self, by: float, text_by: float) -> list[AgentEvent]:
         due = self._deadlines.next(by)
-        with anyio.CancelScope(deadline=due):
-            messages = await self._mailbox.receive()
-        if messages is None:
+        messages = await self._mailbox.receive(due, text_by)
+        if not messages and anyio.current_time() >= due:
             return await self._on_deadline(due)
         # In order: a request may refer to an item that the message before it has started.
-        return [event for message in messages for event in self._read(message)]
+        return [event for message in join_deltas(messages) for event in self._read(message)]
 
     def _read(self, message: Notification | Request) -> list[AgentEvent]:
         if isinstance(message, Request):

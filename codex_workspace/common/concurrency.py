@@ -4,9 +4,10 @@ asyncio's subprocess streams are not used: a pending `Process.wait()` does not r
 holds a pipe, and a closed process leaves transports behind.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import anyio
@@ -34,11 +35,18 @@ def backoff(first_s: float, longest_s: float, tries: int) -> float:
 
 
 class PipeReader(ByteReceiveStream):
-    """The reading end of a pipe, which it owns."""
+    """The reading end of a pipe, which it owns; for one task on asyncio's event loop.
+
+    The event loop watches the pipe until data arrives that no `receive` waits for; adding it costs more than a read.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._max_bytes = 0
+        self._unread: bytes | None = None
 
     async def receive(self, max_bytes: int = READ_BYTES) -> bytes:
         """Wait for data and return it.
@@ -48,25 +56,47 @@ class PipeReader(ByteReceiveStream):
             ClosedResourceError: this end was closed.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            if self._fd < 0:
-                raise anyio.ClosedResourceError
-            try:
-                data = os.read(self._fd, max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(self._fd)
-            else:
-                if not data:
-                    raise anyio.EndOfStream
-                await anyio.lowlevel.cancel_shielded_checkpoint()
-                return data
+        if self._unread is None and self._fd >= 0:
+            await self._wait(max_bytes)
+        if self._fd < 0:
+            raise anyio.ClosedResourceError
+        if not self._unread:
+            raise anyio.EndOfStream
+        data, self._unread = self._unread[:max_bytes], self._unread[max_bytes:] or None
+        return data
+
+    async def _wait(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._fd, self._read)
+        self._waiting = self._loop.create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def _read(self) -> None:
+        if self._waiting is None:
+            self._unwatch()
+        elif not self._waiting.done():
+            with suppress(BlockingIOError):
+                self._unread = os.read(self._fd, self._max_bytes)
+                self._waiting.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._fd)
+            self._loop = None
 
     async def aclose(self) -> None:
         """Close this end; a waiting `receive` raises ClosedResourceError."""
         if self._fd >= 0:
+            self._unwatch()
             fd, self._fd = self._fd, -1
-            anyio.notify_closing(fd)
             os.close(fd)
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
 
 
 class PipeWriter(ByteSendStream):

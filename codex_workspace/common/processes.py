@@ -20,6 +20,36 @@ KILL_ROUNDS: Final = 3
 """A process may fork while it is killed; processes that survive this many rounds do nothing but fork."""
 
 
+def fork_count() -> int:
+    """Return how many processes and threads the kernel has started; 0 if it does not tell."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("processes ")), 0)
+
+
+def all_processes() -> list[int]:
+    """Return the IDs of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def processes_since(first: int, forks: int) -> list[int]:
+    """Return the IDs of the process `first` and of all that may have started after it; few others are among them.
+
+    The kernel gives out IDs in a circle and skips those in use, so the later processes have the IDs that follow.
+
+    Args:
+        first: a process of this program.
+        forks: the `fork_count` before it was started.
+    """
+    found, now = all_processes(), fork_count()
+    if now == 0:
+        return found
+    limit = int(Path("/proc/sys/kernel/pid_max").read_text())
+    in_use = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    # The lowest 300 IDs are given out in the first round only.
+    distance = now - forks + in_use + 300
+    return [id_ for id_ in found if (id_ - first) % limit <= distance]
+
+
 def protect_from_inspection() -> None:
     """Prevent other processes of the user, such as the model's commands, from reading this one's environment and
     memory.
@@ -35,20 +65,19 @@ def protect_from_inspection() -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def find_marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
-    """Return the IDs of all processes with `name=value` in their environment, except zombies.
+def find_marked(name: str, value: str, among: Iterable[int] | None = None, *, or_longer: bool = False) -> list[int]:
+    """Return the IDs of the processes with `name=value` in their environment, except zombies.
 
     If the environment is not readable because the program's file is not, an argument `….name="value"` counts instead.
 
-    or_longer: also find values that start with `value`.
+    among: the processes to look at; None for all. or_longer: also find values that start with `value`.
     """
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            # The process has ended, or belongs to another user.
-            with suppress(OSError):
-                if _has_mark(folder, name, value, or_longer=or_longer):
-                    found.append(int(folder.name))
+    for id_ in all_processes() if among is None else among:
+        # The process has ended, or belongs to another user.
+        with suppress(OSError):
+            if _has_mark(Path(f"/proc/{id_}"), name, value, or_longer=or_longer):
+                found.append(id_)
     return found
 
 
@@ -70,13 +99,15 @@ class _Stat:
     is_zombie: bool
 
 
-def process_tree(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+def process_tree(
+    process_id: int, among: Iterable[int], known: Mapping[int, int] = MappingProxyType({})
+) -> dict[int, int]:
     """Return a process, its descendants and all processes of their sessions: start times by process ID.
 
-    `known` is an earlier result; its processes' parents may have ended. A start time is in ticks of the kernel's clock
-    and distinguishes a process from a later one with the same ID.
+    `among` are the processes to look at. `known` is an earlier result; its processes' parents may have ended. A start
+    time is in ticks of the kernel's clock and distinguishes a process from a later one with the same ID.
     """
-    table = _stats()
+    table = _stats(among)
     leaders = {process_id, *known}
     found = {id_: each.started for id_, each in table.items() if id_ == process_id or known.get(id_) == each.started}
     more = found
@@ -90,15 +121,14 @@ def process_tree(process_id: int, known: Mapping[int, int] = MappingProxyType({}
     return {id_: started for id_, started in found.items() if not table[id_].is_zombie}
 
 
-def _stats() -> dict[int, _Stat]:
+def _stats(among: Iterable[int]) -> dict[int, _Stat]:
     found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            # The process has ended.
-            with suppress(OSError):
-                # The name, in parentheses, may contain anything.
-                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                found[int(folder.name)] = _Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
+    for id_ in among:
+        # The process has ended.
+        with suppress(OSError):
+            # The name, in parentheses, may contain anything.
+            fields = Path(f"/proc/{id_}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            found[id_] = _Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
     return found
 
 

@@ -275,7 +275,7 @@ class LimitsConfig(Section):
     codex_memory_mb, codex_threads: Between turns, codex is restarted if it uses this much memory (MiB) or has this many
         threads.
     mcp_processes: Likewise if its threads run this many MCP server processes.
-    max_running_turns: Turns that run at the same time, in different contexts.
+    max_running_turns: Turns that run at the same time, in different contexts, with their commands and MCP servers.
     requests_per_minute: Requests of one principal; up to a tenth of them at once.
     max_streams_per_principal, max_streams: Open streams.
     stream_idle_s: A stream without any event for this long is closed; the client may subscribe again.
@@ -292,7 +292,7 @@ class LimitsConfig(Section):
     max_handed_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 20 << 20
     max_waiting_per_context: Annotated[int, Field(ge=1, le=100_000)] = 50
     max_waiting: Annotated[int, Field(ge=1, le=100_000)] = 500
-    max_running_turns: Annotated[int, Field(ge=1, le=1000)] = 16
+    max_running_turns: Annotated[int, Field(ge=1, le=1000)] = 128
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] = 60_000
     max_streams_per_principal: Annotated[int, Field(ge=1, le=100_000)] = 1000
     max_streams: Annotated[int, Field(ge=1, le=100_000)] = 2000

@@ -4,9 +4,10 @@ This module contains codex's names of notifications and items. Shapes: recording
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, TypeAlias
 
 import anyio
@@ -49,6 +50,7 @@ from codex_workspace.protocol.codex_events import (
 from codex_workspace.protocol.jsonrpc import (
     InvalidField,
     Notification,
+    Request,
     nested,
     nested_or_empty,
     number_or_none,
@@ -57,6 +59,11 @@ from codex_workspace.protocol.jsonrpc import (
     text_or_none,
     texts,
 )
+
+_DELTAS: Final = frozenset(
+    ("item/agentMessage/delta", "item/reasoning/summaryTextDelta", "item/commandExecution/outputDelta")
+)
+"""Notifications that add a piece to a text."""
 
 _Reader: TypeAlias = Callable[[JsonObject], TurnEvent]
 
@@ -89,6 +96,30 @@ class TurnReader:
             turn = nested(params, "turn")
             return _OF_WHOLE_TURN[method](turn) if turn.get("id") == self.turn_id else None
         return _OF_THREAD[method](params) if method in _OF_THREAD else None
+
+
+def piece_of(message: Notification | Request) -> str | None:
+    """Return the id of the item to whose text a message adds a piece; None for any other message."""
+    if message.method not in _DELTAS or not isinstance(message.params.get("delta"), str):
+        return None
+    return text_or_none(message.params, "itemId")
+
+
+def join_deltas(messages: Sequence[Notification | Request]) -> list[Notification | Request]:
+    """Return the messages in their order, with adjacent pieces of one text joined."""
+    joined: list[Notification | Request] = []
+    for _, (first, *others) in groupby(messages, _text_of):
+        if others:
+            delta = "".join(text(each.params, "delta") for each in (first, *others))
+            first = Notification(first.method, {**first.params, "delta": delta})
+        joined.append(first)
+    return joined
+
+
+def _text_of(message: Notification | Request) -> object:
+    """Return what the pieces of one text have in common; a value of its own for any other message."""
+    item, params = piece_of(message), message.params
+    return object() if item is None else (message.method, item, params.get("turnId"), params.get("summaryIndex"))
 
 
 def _plan(params: JsonObject) -> TurnEvent:

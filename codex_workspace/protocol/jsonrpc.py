@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -89,8 +90,13 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> list[bytes | Skipped]:
         """Return the lines that `data` completes, without their newlines; a line that is too long as `Skipped`."""
-        *finished, rest = data.split(b"\n")
-        lines = [self._end_line(piece) for piece in finished]
+        first, *others = data.split(b"\n")
+        if not others:
+            self._keep(first)
+            return []
+        *whole, rest = others
+        lines = [self._end_line(first)]
+        lines += [Skipped(len(line)) if len(line) > self._max_line_bytes else line for line in whole]
         self._keep(rest)
         return lines
 
@@ -114,6 +120,7 @@ class LineSplitter:
         return Skipped(dropped) if dropped else bytes(line)
 
 
+_read = json.JSONDecoder().decode
 _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -126,7 +133,7 @@ def decode(line: bytes) -> Message:
         InvalidMessage: the line is not a message.
     """
     try:
-        message: JsonValue = json.loads(line.decode())
+        message: JsonValue = _read(line.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"not JSON: {error}") from error
     if not isinstance(message, dict):
@@ -172,7 +179,10 @@ and other threads share its pipe; so the limit is here. It is several times code
 
 
 class Mailbox:
-    """The unread notifications and requests of one thread, in order."""
+    """The unread notifications and requests of one thread, in order.
+
+    Its reader can leave the pieces of a text that has begun unread for a while; every other message ends its wait.
+    """
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.has_received = False
@@ -182,10 +192,14 @@ class Mailbox:
         self._unread_bytes = 0
         self._error: CodexGone | None = None
         self._woken = False
+        self._begun: set[str] = set()
+        self._has_news = False
         self._changed = anyio.Event()
+        self._wait = anyio.CancelScope()
+        self._text_by = -math.inf
 
-    def put(self, message: Notification | Request, size: int) -> None:
-        """Add a message whose line had `size` bytes; beyond the limit the mailbox fails instead."""
+    def put(self, message: Notification | Request, size: int, piece_of: str | None = None) -> None:
+        """Add a message of `size` bytes, a piece of the text `piece_of`; beyond the limit the mailbox fails instead."""
         if isinstance(message, Request):
             self._requests.append(message)
         if self._error is not None:
@@ -196,7 +210,13 @@ class Mailbox:
             self.fail(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that were not read"))
             return
         self._unread.append(message)
-        self._changed.set()
+        if piece_of not in self._begun or self._text_by == -math.inf:
+            self._has_news = True
+            self._changed.set()
+        elif self._wait.deadline > self._text_by:
+            self._wait.deadline = self._text_by
+        if piece_of is not None:
+            self._begun.add(piece_of)
 
     def close(self) -> None:
         """Give the default response to all open requests."""
@@ -213,16 +233,20 @@ class Mailbox:
         self._woken = True
         self._changed.set()
 
-    async def receive(self) -> list[Notification | Request]:
-        """Wait for messages and return all that are unread; none after `wake`.
+    async def receive(self, by: float = math.inf, text_by: float = -math.inf) -> list[Notification | Request]:
+        """Wait for messages and return all that are unread; none after `wake`, or at the time `by`.
+
+        Further pieces of a text end the wait at the time `text_by`.
 
         Raises:
             CodexGone: the connection has failed, and all earlier messages were received.
         """
-        if not self._unread and not self._woken and self._error is None:
+        self._text_by = text_by
+        if not self._has_news and not self._woken and self._error is None:
             self._changed = anyio.Event()
-            await self._changed.wait()
-        messages, self._unread, self._unread_bytes = self._unread, [], 0
+            with anyio.CancelScope(deadline=min(by, text_by) if self._unread else by) as self._wait:
+                await self._changed.wait()
+        messages, self._unread, self._unread_bytes, self._has_news = self._unread, [], 0, False
         if not messages and not self._woken and self._error is not None:
             raise CodexGone(self._error.sentence, self._error.tail)
         self._woken = False

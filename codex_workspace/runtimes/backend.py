@@ -195,8 +195,10 @@ class RunningTurn(TurnInfo, Protocol):
     def interrupt(self) -> None:
         """Request that the turn stops; `receive` continues until it has ended."""
 
-    async def receive(self, by: float = math.inf) -> list[AgentEvent]:
+    async def receive(self, by: float = math.inf, text_by: float = -math.inf) -> list[AgentEvent]:
         """Wait for events and return them; return none once `ended` is set, or at the time `by`.
+
+        Further pieces of a text that has begun need not end the wait before the time `text_by`.
 
         Raises:
             CodexGone: the process died; the turn will not end.

@@ -20,7 +20,14 @@ from anyio.abc import ByteReceiveStream
 
 from codex_workspace.common.concurrency import PipeReader, PipeWriter, task_group
 from codex_workspace.common.errors import CodexCannotStart, redact_config_error
-from codex_workspace.common.processes import find_marked, kill_all, kill_marked, process_tree
+from codex_workspace.common.processes import (
+    find_marked,
+    fork_count,
+    kill_all,
+    kill_marked,
+    process_tree,
+    processes_since,
+)
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 
 logger = logging.getLogger(__name__)
@@ -79,12 +86,13 @@ class OutputTail:
 
 @dataclass(slots=True)
 class Process:
-    """A running process, its pidfd, and the end of its stderr. `delay` waits before the process is ended."""
+    """A running process, its pidfd, its stderr's end, and the `forks` before it. `delay` waits before it is ended."""
 
     popen: subprocess.Popen[bytes]
     pidfd: int
     stderr: OutputTail
     mark: str
+    forks: int
     delay: Delay | None = None
     over: anyio.Event = field(default_factory=anyio.Event)
     is_ended: bool = False
@@ -140,16 +148,17 @@ class Process:
             return
         # The CLI may start descendants without the mark, and kills none of them when it is killed.
         pid = self.popen.pid
-        descendants = process_tree(pid)
+        descendants = process_tree(pid, processes_since(pid, self.forks))
 
         def leftovers() -> set[int]:
-            return {*process_tree(pid, descendants), *find_marked(MARK, self.mark)}
+            later = processes_since(pid, self.forks)
+            return {*process_tree(pid, later, descendants), *find_marked(MARK, self.mark, later)}
 
         try:
             with anyio.CancelScope(shield=True):
                 if self.exit_code is None and self.delay is not None:
                     await self.delay(lambda: self.exit_code is not None)
-                    descendants = process_tree(pid, descendants)
+                    descendants = process_tree(pid, processes_since(pid, self.forks), descendants)
                 if self.exit_code is None:
                     self.signal_group(signal.SIGTERM)
                     if not await self.ended_within(TERM_GRACE_S):
@@ -177,6 +186,7 @@ def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process,
     Raises:
         CodexCannotStart: the operating system cannot start it.
     """
+    forks = fork_count()
     try:
         popen = subprocess.Popen(
             arguments,
@@ -192,7 +202,7 @@ def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process,
         raise CodexCannotStart(
             f"codex cannot be started: {error.filename or launch.binary}: {error.strerror}"
         ) from error
-    process = Process(popen, os.pidfd_open(popen.pid), OutputTail(_secrets_of(launch)), mark)
+    process = Process(popen, os.pidfd_open(popen.pid), OutputTail(_secrets_of(launch)), mark, forks)
     assert popen.stdin is not None
     assert popen.stdout is not None
     assert popen.stderr is not None

@@ -127,7 +127,7 @@ class Job:
         has_live_output = ITEMS in context.call_context.requested_extensions
         live = LiveOutput(self.task_id, self.context_id) if has_live_output else None
         before = context.current_task.artifacts if context.current_task is not None else []
-        self._reply = Reply(self.task_id, self.context_id, live, before)
+        self._reply = Reply(self.task_id, self.context_id, live, before, lambda: services.admission.update_interval_s)
         self._turn_id: str | None = None
         self._idle = anyio.Event()
         self._run_scope = anyio.CancelScope()
@@ -347,12 +347,12 @@ class Job:
         return self._reply.ended(self._outcome(turn))
 
     async def _follow(self, turn: RunningTurn, telemetry: TurnTelemetry) -> None:
-        """Send the turn's events until it has ended, text at most ten times per second."""
+        """Send the turn's events until it has ended, text in intervals."""
         reply, redactor = self._reply, EventRedactor(self._services.redactor)
         while turn.ended is None:
             out: list[A2AEvent] = []
             due = self._question.deadline if self._question is not None else reply.due
-            for event in await turn.receive(by=math.inf if due is None else due):
+            for event in await turn.receive(math.inf if due is None else due, reply.text_by):
                 telemetry.see(event)
                 for redacted in redactor.redact(event):
                     out += reply.apply(redacted, anyio.current_time())

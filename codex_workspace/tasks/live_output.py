@@ -50,11 +50,10 @@ class LiveOutput:
         self._diff: str | None = None
         self._last = -INTERVAL_S
 
-    @property
-    def due(self) -> float | None:
-        """When `flush` has something to send, on the clock of `now`; None while nothing waits."""
+    def due(self, interval_s: float) -> float | None:
+        """When `flush` has something to send, `interval_s` or more after the last update; None while nothing waits."""
         waits = self._diff is not None or any(output.waiting for output in self._outputs.values())
-        return self._last + INTERVAL_S if waits else None
+        return self._last + max(INTERVAL_S, interval_s) if waits else None
 
     def see(self, event: AgentEvent) -> list[TaskArtifactUpdateEvent]:
         """Apply an event; return what to send at once."""

@@ -11,8 +11,9 @@ Pure: the time is an argument, and the caller sends the returned events. A clien
 
 import json
 import logging
+import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -50,6 +51,7 @@ from codex_workspace.runtimes.events import (
     ToolUse,
 )
 from codex_workspace.tasks.live_output import LiveOutput
+from codex_workspace.tasks.scheduling import UPDATE_INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +80,6 @@ TASK_OUTCOMES: Final = {
 }
 """The metrics' outcome of each terminal state."""
 
-UPDATE_INTERVAL_S: Final = 0.1
-"""At most ten updates of the answer per second; each one costs every client and the store some work."""
-
 COPIED_CHARS_PER_S: Final = 1_000_000
 """The SDK copies the task with every update and keeps the copies for slow readers. This bounds that memory: answers of
 more than 100,000 characters are updated less often."""
@@ -105,15 +104,23 @@ class Reply:
         context_id: its context.
         live: the live output, if the client requested that extension.
         before: the artifacts that an earlier process created.
+        interval_s: returns the seconds between two updates of the answer.
     """
 
     def __init__(
-        self, task_id: str, context_id: str, live: LiveOutput | None = None, before: Sequence[Artifact] = ()
+        self,
+        task_id: str,
+        context_id: str,
+        live: LiveOutput | None = None,
+        before: Sequence[Artifact] = (),
+        interval_s: Callable[[], float] = lambda: UPDATE_INTERVAL_S,
     ) -> None:
         self._live = live
         self._task_id = task_id
         self._context_id = context_id
         self._answer = _Answer()
+        self._interval_s = interval_s
+        self._text_at = -math.inf
         # Continues the numbering of an earlier process.
         self._artifacts = {each.artifact_id: each for each in before if each.artifact_id != ANSWER}
         self._answer_shown = False
@@ -126,8 +133,14 @@ class Reply:
     @property
     def due(self) -> float | None:
         """When `flush` has something to send, on the clock of `now`; None while nothing waits."""
-        dues = [self._answer.due, self._live.due if self._live is not None else None]
+        interval_s = self._interval_s()
+        dues = [self._answer.due(interval_s), self._live.due(interval_s) if self._live is not None else None]
         return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def text_by(self) -> float:
+        """When further pieces of a text are needed, on the clock of `now`; the first piece is needed at once."""
+        return self._text_at + self._interval_s()
 
     def opened(self, message: Message | None) -> Task:
         """Return the task object, which is sent first and only once."""
@@ -273,7 +286,8 @@ class Reply:
         if replaces:
             self._answer.start_over()
         self._answer.pieces.append(text)
-        due = self._answer.due
+        self._text_at = now
+        due = self._answer.due(self._interval_s())
         return self.flush(now) if due is not None and now >= due else []
 
     def _tool_started(self, use: ToolUse) -> list[A2AEvent]:
@@ -358,13 +372,12 @@ class _Answer:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    @property
-    def due(self) -> float | None:
+    def due(self, interval_s: float) -> float | None:
         if self._sent_pieces == len(self.pieces) or self.remarked or self.phase == "commentary":
             return None
         if self.last_update is None:
             return 0.0
-        return self.last_update + max(UPDATE_INTERVAL_S, self._sent_chars / COPIED_CHARS_PER_S)
+        return self.last_update + max(interval_s, self._sent_chars / COPIED_CHARS_PER_S)
 
     def start_over(self) -> None:
         """Drop the text; the next piece replaces what was sent."""
@@ -373,7 +386,7 @@ class _Answer:
 
     def take(self, now: float) -> tuple[str, int | None]:
         """Return the waiting text and its offset (None for the first piece), and count it as sent."""
-        if self.due is None:
+        if self.due(0.0) is None:
             return "", None
         waiting, offset = "".join(self.pieces[self._sent_pieces :]), self._sent_chars if self._sent_pieces else None
         self._sent_pieces = len(self.pieces)

@@ -63,6 +63,15 @@ REMEMBERED_TURNS: Final = 16
 """The number of turns from which a turn's duration is estimated."""
 
 
+UPDATE_INTERVAL_S: Final = 0.1
+"""At most ten updates of an answer per second; each one costs every client and the store some work."""
+
+UPDATES_PER_S: Final = 160
+"""At most this many updates per second of all running turns, as long as none waits for `MAX_UPDATE_INTERVAL_S`."""
+
+MAX_UPDATE_INTERVAL_S: Final = 1.0
+
+
 class QueueFull(AgentError):
     """The queue is full; there may be room in `retry_after_s` seconds."""
 
@@ -106,7 +115,7 @@ class AdmissionControl:
 
     def __post_init__(self) -> None:
         """Create the semaphore for running turns."""
-        self._slots = anyio.Semaphore(self.limits.max_running_turns)
+        self._slots = anyio.Semaphore(self.limits.max_running_turns, fast_acquire=True)
 
     @property
     def waiting(self) -> int:
@@ -116,7 +125,12 @@ class AdmissionControl:
     @property
     def running(self) -> int:
         """How many turns run."""
-        return sum(slot.phase is _Phase.RUNNING for slot in self._slots_by_message.values())
+        return self.limits.max_running_turns - self._slots.value
+
+    @property
+    def update_interval_s(self) -> float:
+        """The seconds between two updates of an answer, by the number of running turns."""
+        return min(MAX_UPDATE_INTERVAL_S, max(UPDATE_INTERVAL_S, self.running / UPDATES_PER_S))
 
     @property
     def asking(self) -> int:

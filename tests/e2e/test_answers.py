@@ -16,7 +16,7 @@ from a2a.types import TaskState
 from codex_workspace.common.a2a_terms import TERMINAL
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.script import numbered_text
-from codex_workspace.tasks.replies import UPDATE_INTERVAL_S
+from codex_workspace.tasks.scheduling import UPDATE_INTERVAL_S
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, AgentSetup, Backend, running_agent
 from tests.e2e.client import Peer, Seen, peer, script, tokens
 from tests.e2e.turn_progress import wait_for_model_calls

@@ -345,6 +345,46 @@ async def test_receive_returns_nothing_at_its_time_out() -> None:
         assert await started.turn.receive() == []
 
 
+@in_virtual_time
+async def test_deltas_wait_for_the_given_time_and_are_joined() -> None:
+    async with started_turn() as (setup, started):
+        start = anyio.current_time()
+        await setup.side.delta("a")
+        assert await started.turn.receive(text_by=start + 5) == [Text("m", "a")]
+        assert anyio.current_time() == start
+        for text in "bcd":
+            await setup.side.delta(text)
+        assert await started.turn.receive(text_by=start + 5) == [Text("m", "bcd")]
+        assert anyio.current_time() == start + 5
+
+
+@in_virtual_time
+async def test_the_end_of_a_turn_does_not_wait() -> None:
+    async with started_turn() as (setup, started):
+        start = anyio.current_time()
+        await setup.side.delta("a")
+        await started.turn.receive(text_by=math.inf)
+        for text in "bcd":
+            await setup.side.delta(text)
+        await setup.side.complete()
+        events = await started.turn.receive(text_by=math.inf)
+        assert [type(event) for event in events] == [Text, Done]
+        assert anyio.current_time() == start
+
+
+@in_virtual_time
+async def test_unread_deltas_are_activity() -> None:
+    async with started_turn() as (setup, started):
+        await setup.side.delta("a")
+        await started.turn.receive(text_by=math.inf)
+        await anyio.sleep(LIMITS.inactivity_s - 1)
+        await setup.side.delta("b")
+        assert await started.turn.receive(text_by=math.inf) == [Text("m", "b")]
+        assert started.turn.ended is None
+        await setup.side.complete()
+        assert [type(event) for event in await started.turn.receive()] == [Done]
+
+
 # --- One turn at a time ---
 
 

@@ -15,11 +15,12 @@ from trio.testing import MockClock
 from codex_workspace.app_server import Connection
 from codex_workspace.codex.thread import CodexThread
 from codex_workspace.codex.turn import Turn
-from codex_workspace.common.concurrency import PipeReader, PipeWriter
+from codex_workspace.common.concurrency import PipeWriter
 from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES, LineSplitter
 from codex_workspace.runtimes.backend import StartedTurn, TurnInput
+from tests.support.pipes import AnyPipeReader
 
 _P = ParamSpec("_P")
 
@@ -30,7 +31,7 @@ ENDED = "codex ended with exit code 0"
 class MemoryCodex:
     """The far end: `read` returns the client's messages, `write` sends codex's messages."""
 
-    def __init__(self, connection: Connection, requests: PipeReader, messages: PipeWriter) -> None:
+    def __init__(self, connection: Connection, requests: AnyPipeReader, messages: PipeWriter) -> None:
         self.connection = connection
         self.unread: list[JsonObject] = []
         self._requests = requests
@@ -97,9 +98,9 @@ async def memory_codex(*, max_line_bytes: int = MAX_LINE_BYTES) -> AsyncIterator
     """Connect to a codex in memory; `kill` makes it exit."""
     to_codex, to_us = os.pipe(), os.pipe()
     async with (
-        PipeReader(to_codex[0]) as requests,
+        AnyPipeReader(to_codex[0]) as requests,
         PipeWriter(to_codex[1]) as stdin,
-        PipeReader(to_us[0]) as stdout,
+        AnyPipeReader(to_us[0]) as stdout,
         PipeWriter(to_us[1]) as messages,
         anyio.create_task_group() as tasks,
     ):

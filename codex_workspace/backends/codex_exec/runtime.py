@@ -100,7 +100,7 @@ class CodexExec:
         self.counts: Final = ProcessCounts()
         self._servers = settings
         self._version: Version | None = None
-        self._starting = anyio.Lock()
+        self._starting = anyio.Lock(fast_acquire=True)
         uses_login = launch.api_key is None and launch.overrides.get(CREDENTIALS_STORE) == '"file"'
         self._login = LoginLock(launch.codex_home) if uses_login else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -151,7 +151,7 @@ class CodexExec:
 
         Yields a function that registers a new session's id, for which others then wait too.
         """
-        lock = anyio.Lock()
+        lock = anyio.Lock(fast_acquire=True)
         if session_id is not None:
             lock = self._busy.setdefault(session_id.lower(), lock)
         async with lock:

@@ -94,7 +94,7 @@ class ExecThread:
         self._reported_problems: dict[str, str] = {}
         self._file_requests = file_requests
         self._caller = caller
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
 
     @property
     def busy(self) -> bool:

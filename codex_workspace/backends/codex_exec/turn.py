@@ -156,8 +156,10 @@ class ExecTurn:
         """Kill the process."""
         self._run.kill()
 
-    async def receive(self, by: float = math.inf) -> list[AgentEvent]:
+    async def receive(self, by: float = math.inf, text_by: float = -math.inf) -> list[AgentEvent]:
         """Wait for events and return them; return none once `ended` is set, or at the time `by`.
+
+        A text has one piece only, so `text_by` has no effect.
 
         `ended` is set after the process has exited, so that the session's file is complete.
 

@@ -6,8 +6,16 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from codex_workspace.common.processes import find_marked, kill_marked
+from codex_workspace.common.processes import (
+    all_processes,
+    find_marked,
+    fork_count,
+    kill_marked,
+    process_tree,
+    processes_since,
+)
 from tests.e2e.agent_process import REPOSITORY
 
 NAME = "CODEX_WORKSPACE_TEST"
@@ -82,3 +90,20 @@ def test_a_program_that_cannot_be_read_is_found_by_its_arguments() -> None:
         said = subprocess.run(looked, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
         process.communicate()
     assert said == f"[{process.pid}] [] [{process.pid}]\n"
+
+
+def test_only_later_processes_are_candidates() -> None:
+    with sleeper("older") as older:
+        forks = fork_count()
+        with sleeper("first") as first, sleeper("later") as later:
+            found = processes_since(first.pid, forks)
+            assert {first.pid, later.pid} <= set(found)
+            assert older.pid not in found
+            assert set(process_tree(first.pid, found)) == {first.pid}
+
+
+def test_every_process_is_a_candidate_when_the_ids_may_have_gone_round() -> None:
+    round_ago = fork_count() - int(Path("/proc/sys/kernel/pid_max").read_text())
+    with sleeper("older") as older, sleeper("first") as first:
+        assert older.pid in processes_since(first.pid, round_ago)
+    assert os.getpid() in all_processes()

@@ -22,6 +22,8 @@ from codex_workspace.protocol.app_server_reader import (
     McpStatusTracker,
     TurnReader,
     describe_problems,
+    join_deltas,
+    piece_of,
 )
 from codex_workspace.protocol.codex_events import (
     Activity,
@@ -594,3 +596,50 @@ def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
     assert sentence.endswith("when send initialize request.")
     long = tracker_of({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
     assert len(describe_problems(ExpectedServers(("far",), 30.0), long.of("t"))["far"]) < MAX_FAILURE_CHARS + 50
+
+
+# --- Pieces of a text ---
+
+
+def piece(
+    delta: JsonValue, item: str = "m", method: str = "item/agentMessage/delta", **more: JsonValue
+) -> Notification:
+    return Notification(method, {"turnId": "t", "itemId": item, "delta": delta, **more})
+
+
+def test_a_piece_names_its_text() -> None:
+    assert piece_of(piece("x")) == "m"
+    assert piece_of(piece("x", "r", "item/reasoning/summaryTextDelta", summaryIndex=0)) == "r"
+    assert piece_of(piece("x", "c", "item/commandExecution/outputDelta")) == "c"
+    assert piece_of(piece(1)) is None
+    assert piece_of(piece("x", method="item/completed")) is None
+
+
+def test_adjacent_pieces_of_one_text_are_joined_in_order() -> None:
+    other = Notification("item/started", {"itemId": "m"})
+    section = "item/reasoning/summaryTextDelta"
+    messages = [
+        *map(piece, "abc"),
+        other,
+        other,
+        *map(piece, "de"),
+        piece("f", "other"),
+        piece(1),
+        piece(1),
+        piece("g", method=section, summaryIndex=0),
+        piece("h", method=section, summaryIndex=1),
+        piece("i", method=section, summaryIndex=1),
+    ]
+    joined = [
+        piece("abc"),
+        other,
+        other,
+        piece("de"),
+        piece("f", "other"),
+        piece(1),
+        piece(1),
+        piece("g", method=section, summaryIndex=0),
+        piece("hi", method=section, summaryIndex=1),
+    ]
+    assert join_deltas(messages) == joined
+    assert messages[0] == piece("a")

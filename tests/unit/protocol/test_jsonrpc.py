@@ -1,6 +1,7 @@
 """Codex's lines: split, decoded and encoded."""
 
 import json
+import math
 import time
 from contextlib import suppress
 
@@ -25,6 +26,7 @@ from codex_workspace.protocol.jsonrpc import (
     encode,
     safe_text,
 )
+from tests.support.memory_codex import in_virtual_time
 
 any_text = st.text(st.characters(categories=None))
 """Strings as Python can hold them, lone surrogates included."""
@@ -312,3 +314,87 @@ async def test_read_messages_do_not_count() -> None:
     for number in range(100):
         mailbox.put(said(number), 100)
         assert await mailbox.receive() == [said(number)]
+
+
+# --- Pieces of a text, which may wait ---
+
+PIECE = Notification("item/agentMessage/delta", {"itemId": "m", "delta": "x"})
+
+
+async def begun_text() -> Mailbox:
+    """Return a mailbox whose reader has received the first piece of a text."""
+    mailbox = Mailbox()
+    mailbox.put(PIECE, 10, "m")
+    assert await mailbox.receive(text_by=math.inf) == [PIECE]
+    return mailbox
+
+
+async def puts(mailbox: Mailbox, *messages: tuple[float, Notification, str | None]) -> None:
+    """Add messages after so many seconds each, with the texts that they are pieces of."""
+    for seconds, message, piece_of in messages:
+        await anyio.sleep(seconds)
+        mailbox.put(message, 10, piece_of)
+
+
+@in_virtual_time
+async def test_pieces_of_a_text_end_the_wait_at_the_given_time() -> None:
+    mailbox, start = await begun_text(), anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(puts, mailbox, *[(0.01, PIECE, "m")] * 5)
+        assert await mailbox.receive(text_by=start + 0.1) == [PIECE] * 5
+    assert anyio.current_time() == pytest.approx(start + 0.1)
+
+
+@in_virtual_time
+async def test_unread_pieces_wait_as_well() -> None:
+    mailbox, start = await begun_text(), anyio.current_time()
+    mailbox.put(PIECE, 10, "m")
+    assert await mailbox.receive(text_by=start + 0.1) == [PIECE]
+    assert anyio.current_time() == pytest.approx(start + 0.1)
+    mailbox.put(PIECE, 10, "m")
+    assert await mailbox.receive(text_by=start) == [PIECE]
+    assert anyio.current_time() == pytest.approx(start + 0.1)
+
+
+@in_virtual_time
+async def test_any_other_message_ends_the_wait_with_the_pieces_before_it() -> None:
+    others: list[tuple[Notification, str | None]] = [(said(1), None), (PIECE, "another text")]
+    for other, piece_of in others:
+        mailbox, start = await begun_text(), anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(puts, mailbox, (0.01, PIECE, "m"), (0.01, other, piece_of))
+            assert await mailbox.receive(text_by=math.inf) == [PIECE, other]
+        assert anyio.current_time() == pytest.approx(start + 0.02)
+
+
+@in_virtual_time
+async def test_the_end_and_a_wake_do_not_wait_for_the_text() -> None:
+    mailbox, start = await begun_text(), anyio.current_time()
+    mailbox.put(PIECE, 10, "m")
+    mailbox.wake()
+    assert await mailbox.receive(text_by=math.inf) == [PIECE]
+    mailbox.put(PIECE, 10, "m")
+    mailbox.fail(CodexGone("gone"))
+    assert await mailbox.receive(text_by=math.inf) == [PIECE]
+    with pytest.raises(CodexGone):
+        await mailbox.receive(text_by=math.inf)
+    assert anyio.current_time() == start
+
+
+@in_virtual_time
+async def test_at_the_latest_time_the_pieces_are_returned_and_then_nothing() -> None:
+    mailbox, start = await begun_text(), anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(puts, mailbox, (1, PIECE, "m"))
+        assert await mailbox.receive(start + 2, text_by=math.inf) == [PIECE]
+    assert await mailbox.receive(start + 2, text_by=math.inf) == []
+    assert anyio.current_time() == pytest.approx(start + 2)
+
+
+@in_virtual_time
+async def test_a_reader_without_patience_receives_each_piece_at_once() -> None:
+    mailbox, start = Mailbox(), anyio.current_time()
+    for _ in range(3):
+        mailbox.put(PIECE, 10, "m")
+        assert await mailbox.receive() == [PIECE]
+    assert anyio.current_time() == start

@@ -1,6 +1,8 @@
 """Tests `runtimes/process.py` and `runtimes/launch.py`: commands that exit, hang, or write too much."""
 
 import asyncio
+import subprocess
+import sys
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.processes import find_marked
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.process import KEPT_BYTES, run_command
+from tests.e2e.agent_process import REPOSITORY
 
 
 def launch(folder: Path, script: str) -> Launch:
@@ -84,3 +87,39 @@ async def test_a_missing_program_or_folder_is_named(tmp_path: Path, missing: str
     )
     with pytest.raises(CodexCannotStart, match=f"codex cannot be started: {tmp_path / missing}: No such file"):
         await run_command(gone, within_s=20)
+
+
+LOOK_UPS = """
+import re, subprocess, sys
+from pathlib import Path
+import anyio
+from codex_workspace.common.processes import find_marked
+from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.process import run_command
+
+def see(event, arguments):
+    if event == "open" and (found := re.match(r"/proc/(\\d+)", str(arguments[0]))):
+        seen.add(int(found[1]))
+
+seen = set()
+folder = Path(sys.argv[1])
+unrelated = [subprocess.Popen(["sleep", "60"]) for _ in range(50)]
+try:
+    sys.addaudithook(see)
+    launch = Launch(folder / "codex", folder, folder, {"PATH": "/usr/bin:/bin"}, family="looks")
+    completed = anyio.run(lambda: run_command(launch, within_s=20))
+    left = int(completed.stdout)
+    looked = set(seen)
+    print(left in looked, len(looked & {each.pid for each in unrelated}), find_marked(MARK, "looks.", or_longer=True))
+finally:
+    for each in unrelated:
+        each.kill()
+"""
+
+
+def test_a_stop_looks_at_no_process_that_is_older_than_the_run(tmp_path: Path) -> None:
+    launch(tmp_path, "setsid sleep 600 >/dev/null 2>&1 & echo $!")
+    completed = subprocess.run(
+        [sys.executable, "-c", LOOK_UPS, tmp_path], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert completed.stdout == "True 0 []\n"

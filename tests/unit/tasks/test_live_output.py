@@ -34,12 +34,13 @@ def test_a_commands_output_grows_and_ends_complete() -> None:
     live.see(ToolOutput("i", "two\n"))
     assert [shape(each) for each in live.flush(5.0)] == [("output-1", "one\ntwo\n", False, False)]
     live.see(ToolOutput("i", "three\n"))
-    assert live.due == 5.0 + INTERVAL_S
+    assert live.due(0.1) == 5.0 + INTERVAL_S
+    assert live.due(1.0) == 5.0 + 1.0
     assert [shape(each) for each in live.flush(6.0)] == [("output-1", "three\n", True, False)]
     assert [shape(each) for each in live.see(finished("i", "one\ntwo\nthree\n"))] == [
         ("output-1", "one\ntwo\nthree\n", False, True)
     ]
-    assert live.due is None
+    assert live.due(0.1) is None
 
 
 def test_every_command_has_an_artifact_with_its_command() -> None:
@@ -83,4 +84,4 @@ def test_long_output_is_truncated(pieces: int) -> None:
 def test_output_of_an_unknown_command_is_ignored() -> None:
     live = LiveOutput("t", "c")
     assert live.see(ToolOutput("i", "x")) == live.see(finished("i", "x")) == []
-    assert live.due is None
+    assert live.due(0.1) is None

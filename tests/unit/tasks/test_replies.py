@@ -1,5 +1,6 @@
 """What a client sees of a turn: tables for each event, and the rule of artifacts by property."""
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -43,17 +44,17 @@ from codex_workspace.protocol.codex_events import (
     WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import safe_text
-from codex_workspace.runtimes.events import FILES, WRITE, FileChange, FileDiff, ToolUse
+from codex_workspace.runtimes.events import FILES, WRITE, FileChange, FileDiff, Text, ToolUse
 from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
 from codex_workspace.tasks.replies import (
     COPIED_CHARS_PER_S,
-    UPDATE_INTERVAL_S,
     USAGE,
     A2AEvent,
     Outcome,
     Reply,
     usage_metadata,
 )
+from codex_workspace.tasks.scheduling import UPDATE_INTERVAL_S
 from tests.support.codex_replies import CodexReply
 
 DONE = Outcome(TaskState.TASK_STATE_COMPLETED)
@@ -175,6 +176,20 @@ def test_the_first_piece_is_sent_at_once_and_the_rest_in_order() -> None:
     assert speaker.flush(60.0) == []
     seen.take(speaker.see(MessageDelta("m", "d"), 60.0))
     assert seen.artifacts == {"answer": "abcd"}
+
+
+def test_the_first_text_is_needed_at_once_and_further_pieces_by_the_next_update() -> None:
+    interval_s = 0.25
+    speaker = Reply("task", "context", interval_s=lambda: interval_s)
+    assert speaker.text_by == -math.inf
+    assert speaker.apply(Text("m", "a"), 50.0) != []
+    assert speaker.text_by == 50.25
+    interval_s = 0.5
+    assert speaker.text_by == 50.5
+    assert speaker.apply(Text("m", "b"), 50.2) == []
+    assert speaker.due == 50.5
+    assert speaker.apply(Text("m", "c"), speaker.due) != []
+    assert speaker.due is None
 
 
 def test_a_long_answer_is_updated_less_often() -> None:

@@ -1,6 +1,6 @@
 """Who gets a place, who has to wait, and who hears when to come back."""
 
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import anyio
 import pytest
@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from codex_workspace.config.settings import LimitsConfig
 from codex_workspace.tasks.scheduling import (
     MAX_RETRY_S,
+    MAX_UPDATE_INTERVAL_S,
     MIN_RETRY_S,
     PROMISE_S,
     REMEMBERED_TURNS,
     UNKNOWN_TURN_S,
+    UPDATE_INTERVAL_S,
+    UPDATES_PER_S,
     AdmissionControl,
     QueueFull,
 )
@@ -134,6 +137,35 @@ def test_no_order_of_messages_brings_more_than_the_bounds(messages: list[tuple[s
 
 
 # --- Turns ---
+
+
+async def test_running_turns_share_the_updates() -> None:
+    admission = AdmissionControl(LimitsConfig(max_running_turns=200))
+    intervals = [admission.update_interval_s]
+    async with AsyncExitStack() as stack:
+        for number in range(200):
+            slot = stack.enter_context(admission.claim("o", str(number), str(number)))
+            await stack.enter_async_context(admission.turn(slot))
+            intervals.append(admission.update_interval_s)
+    assert intervals[:17] == [UPDATE_INTERVAL_S] * 17
+    assert intervals[100] == 100 / UPDATES_PER_S
+    assert intervals[200] == MAX_UPDATE_INTERVAL_S
+
+
+async def test_a_turn_that_asks_does_not_count_as_running() -> None:
+    admission = AdmissionControl()
+    with admission.claim("o", "c", "1") as slot:
+        assert admission.running == 0
+        async with admission.turn(slot):
+            assert admission.running == 1
+            admission.release_slot(slot)
+            admission.release_slot(slot)
+            assert (admission.running, admission.asking) == (0, 1)
+            await admission.reacquire_slot(slot)
+            await admission.reacquire_slot(slot)
+            assert (admission.running, admission.asking) == (1, 0)
+            admission.release_slot(slot)
+        assert admission.running == 0
 
 
 @in_virtual_time
