@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BeforeValidator
 
@@ -239,14 +239,14 @@ def header_secrets(headers: str) -> list[str]:
 
 
 def secrets_in_url(url: str) -> list[str]:
-    """Return a URL and its password if it has one, or the text itself if it is not a URL."""
+    """Return a URL and its passwords if it has any, or the text itself if it is not a URL."""
     try:
-        password = urlsplit(url).password
+        parsed = urlsplit(url)
     except ValueError:
         return [url]
-    if password is None:
-        return [] if "://" in url else [url]
-    return [url, password, unquote(password)]
+    passwords = [parsed.password or "", *parse_qs(parsed.query).get("password", [])]
+    found = [secret for password in passwords if password for secret in (password, unquote(password))]
+    return [url, *found] if found or "://" not in url else []
 
 
 def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:

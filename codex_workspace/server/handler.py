@@ -214,8 +214,9 @@ class IdempotentHandler(DefaultRequestHandler):
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Task):
-                    known = Snapshot(event)
+                    # The SDK changes this task in place, so the snapshot comes after the wait.
                     await self._store.tasks.settled(event.id)
+                    known = Snapshot(event)
                 elif known is not None and known.contains(event):
                     continue
                 yield event
@@ -228,25 +229,28 @@ class IdempotentHandler(DefaultRequestHandler):
 
     async def resume(self) -> int:
         """Resume the messages that an earlier process left unfinished, in their order; return their number."""
-        resumed: list[Delivery] = []
-        for delivery in await self._store.deliveries.unfinished():
-            self._store.deliveries.resume(delivery)
-            user = AuthenticatedUser(delivery.key.owner)
-            context = ServerCallContext(user=user, state={RESUMED: delivery})
-            task = await self._store.tasks.get(delivery.task_id, context)
-            if task is not None and task.status.state in TERMINAL:
-                await self._store.deliveries.acknowledge(delivery.task_id)
-                continue
-            request = SendMessageRequest.FromString(delivery.request)
-            active_task, request_context = await self._setup_active_task(request, context)
-            await active_task.enqueue_request(request_context)
-            resumed.append(delivery)
+        unfinished = await self._store.deliveries.unfinished()
+        resumed = [delivery for delivery in unfinished if await self._resume(delivery)]
         await self._store.tasks.fail_unfinished(NOT_STORED, excluded=[delivery.task_id for delivery in resumed])
         # A client may ask at once for a task whose beginning the earlier process did not write.
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
             for delivery in resumed:
-                await self._task(delivery, ServerCallContext(user=AuthenticatedUser(delivery.key.owner)))
+                await self._task(delivery, _context_of(delivery))
         return len(resumed)
+
+    async def _resume(self, delivery: Delivery) -> bool:
+        """Have a stored message answered; return False if its task has ended."""
+        self._store.deliveries.resume(delivery)
+        context = _context_of(delivery)
+        task = await self._store.tasks.get(delivery.task_id, context)
+        if task is not None and task.status.state in TERMINAL:
+            await self._store.deliveries.acknowledge(delivery.task_id)
+            return False
+        context.state[RESUMED] = delivery
+        request = SendMessageRequest.FromString(delivery.request)
+        active_task, request_context = await self._setup_active_task(request, context)
+        await active_task.enqueue_request(request_context)
+        return True
 
     async def _setup_active_task(
         self, params: SendMessageRequest, call_context: ServerCallContext
@@ -286,6 +290,8 @@ class IdempotentHandler(DefaultRequestHandler):
             known = await self._store.deliveries.find(_key(params, context), message_digest(params))
         except MessageIdReused as error:
             raise InvalidParamsError(message=str(error)) from error
+        if known is not None and self._store.deliveries.is_forgotten(known):
+            await self._resume(known)
         return known
 
     async def _join(self, delivery: Delivery, context: ServerCallContext) -> AsyncGenerator[Event, None]:
@@ -455,6 +461,10 @@ class _StoredTaskId(IDGenerator):
         """Return the stored ID."""
         del context
         return self._task_id
+
+
+def _context_of(delivery: Delivery) -> ServerCallContext:
+    return ServerCallContext(user=AuthenticatedUser(delivery.key.owner))
 
 
 def _key(params: SendMessageRequest, context: ServerCallContext) -> DeliveryKey:

@@ -1,7 +1,7 @@
 """One interface to SQLite and PostgreSQL: a thread that writes in groups, one that reads, and quick look-ups.
 
-Statements are plain SQL in the dialect that both databases share, with `?` for values. A `Work` is a function that runs
-its statements on a `Connection`, in a thread of the database.
+A `Work` is a function that runs statements on a `Connection`, in a thread of the database. They are plain SQL in the
+dialect that both databases share, with `?` for values.
 
 `Database.write` returns when the work is on the disk. Works that come in while a commit is flushed share the next
 commit, each behind a savepoint, so that one that fails takes no other with it. `write_later` does not wait: its work is
@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Final, Generic, ParamSpec, Protocol, TypeVar
 
 import anyio
@@ -30,10 +30,10 @@ DELAY_S: Final = 1.0
 PROBE_INTERVAL_S: Final = 3.0
 """While writes fail, `Database.problem` tries a write at most this often."""
 
+# Enough for a few messages, so that free space in an existing page is not mistaken for free disk space.
 PROBE_BYTES: Final = 1 << 18
-"""Enough for a few messages, so that free space in an existing page is not mistaken for free disk space."""
-
 RETRY_INTERVAL_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 10.0
 
 Value = str | bytes | int | float | None
 """A value of a column."""
@@ -127,6 +127,10 @@ class Engine(Protocol):
         """The database's names of the types `blob` and `serial` (a number that the database assigns)."""
 
     @property
+    def creation_lock(self) -> str:
+        """A statement that excludes others from creating the tables, until the end of the transaction."""
+
+    @property
     def table_names(self) -> str:
         """A query for the names of the tables."""
 
@@ -141,7 +145,7 @@ class Engine(Protocol):
 
 
 def placeholders(values: Sequence[object]) -> str:
-    """Return the list of placeholders for `in (...)`; `null`, which no value equals, for no values."""
+    """Return the placeholders for `in (...)`; `null`, which no value equals, for no values."""
     return ", ".join("?" * len(values)) or "null"
 
 
@@ -174,17 +178,20 @@ class Database:
         return self._writer.submit(work)
 
     def write_later(self, work: Work[object]) -> None:
-        """Run a work within `DELAY_S`, in the order of all writes. If it fails, that is logged."""
-        self._writer.submit(work, is_urgent=False).add_done_callback(_log_failure)
+        """Run a work within `DELAY_S`, in the order of all writes; later if nothing can be stored now."""
+        self._writer.submit(work, is_urgent=False).add_done_callback(partial(self._repeat, work))
+
+    def _repeat(self, work: Work[object], stored: asyncio.Future[object]) -> None:
+        error = None if stored.cancelled() else stored.exception()
+        if isinstance(error, StoreUnavailable) and not self.is_closing:
+            self.write_later(work)
+        elif error is not None:
+            logger.warning("a deferred write was not made: %s", error)
 
     async def flush(self) -> None:
-        """Return when everything submitted before is on the disk.
-
-        Raises:
-            StoreUnavailable: nothing can be stored now.
-        """
+        """Return when everything submitted before was run, and is on the disk if it could be stored."""
         if self._writer.is_busy:
-            await self._writer.submit(_nothing)
+            await self._writer.submit(lambda _connection: None)
 
     async def read(self, work: Work[T]) -> T:
         """Run a work that only selects; it sees every write submitted before, as far as it could be stored.
@@ -193,10 +200,7 @@ class Database:
             StoreUnavailable: the database cannot be reached.
             DatabaseFailed: the database rejected a statement.
         """
-        try:
-            await self.flush()
-        except StoreUnavailable:
-            logger.debug("a read does not see the latest writes, because they cannot be stored")
+        await self.flush()
         return await self._reader.submit(work)
 
     async def lookup(self, work: Work[T]) -> T:
@@ -208,6 +212,11 @@ class Database:
         except self.engine.errors as error:
             logger.debug("a look-up is repeated by the reading thread: %s", error)
             return await self._reader.submit(work)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no more works are taken."""
+        return self._writer.is_closing
 
     async def problem(self) -> str | None:
         """Return why writes fail; None if no problem is known or a write succeeds now."""
@@ -224,9 +233,10 @@ class Database:
 
     async def close(self) -> None:
         """Commit what was deferred, and close all connections."""
-        with anyio.CancelScope(shield=True):
-            if self._local is not None:
-                self._local.close()
+        if self._local is not None:
+            self._local.close()
+        # A server that does not respond must not prevent the end; its threads end with the process.
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await asyncio.gather(self._writer.close(), self._reader.close())
 
 
@@ -244,10 +254,6 @@ def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutin
     return retrying
 
 
-def _nothing(_connection: Connection) -> None:
-    """Write nothing."""
-
-
 def _probe(connection: Connection) -> None:
     connection.change("delete from write_probe")
     connection.change("insert into write_probe (id, filler) values (1, ?)", bytes(PROBE_BYTES))
@@ -255,11 +261,6 @@ def _probe(connection: Connection) -> None:
 
 def _clear_probe(connection: Connection) -> None:
     connection.change("delete from write_probe")
-
-
-def _log_failure(stored: asyncio.Future[object]) -> None:
-    if not stored.cancelled() and (error := stored.exception()) is not None:
-        logger.warning("a deferred write was not made: %s", error)
 
 
 class _Health:
@@ -305,7 +306,8 @@ class _Health:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """Return an error's first line; PostgreSQL quotes the row, and so messages of users, in the next one."""
+    return str(error).partition("\n")[0]
 
 
 @dataclass(slots=True)
@@ -340,7 +342,7 @@ class _ConnectionThread(ABC):
         self._running = 0
         self._commit_at: float | None = None
         """When the waiting jobs are run, on the monotonic clock; None while there is none."""
-        self._is_closing = False
+        self.is_closing = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._work_until_closed, name=name, daemon=True).start()
 
@@ -354,7 +356,7 @@ class _ConnectionThread(ABC):
         """Have a work run, at once or within `DELAY_S`; return its future result."""
         job = _Job(work, self._loop.create_future())
         with self._changed:
-            if self._is_closing:
+            if self.is_closing:
                 raise StoreUnavailable("The agent is stopping; send the request again later.")
             self._jobs.append(job)
             if is_urgent:
@@ -368,7 +370,7 @@ class _ConnectionThread(ABC):
     async def close(self) -> None:
         """Run the works that wait, close the connection, and end the thread."""
         with self._changed:
-            self._is_closing = True
+            self.is_closing = True
             self._changed.notify()
         await self._ended
 
@@ -390,7 +392,7 @@ class _ConnectionThread(ABC):
     def _next_jobs(self) -> list[_Job[object]]:
         """Wait for jobs that are due; return none once the thread is to end."""
         with self._changed:
-            while not self._is_closing:
+            while not self.is_closing:
                 wait_s = None if self._commit_at is None else self._commit_at - time.monotonic()
                 if wait_s is not None and wait_s <= 0:
                     break
@@ -400,7 +402,7 @@ class _ConnectionThread(ABC):
             return jobs
 
     def _run_jobs(self, jobs: Sequence[_Job[object]]) -> None:
-        """Run jobs; after the loss of a connection once more, with a new one."""
+        """Run jobs; after the loss of a connection once more, and each by itself if they cannot be stored together."""
         for is_last in (False, True):
             try:
                 if self._connection is None:
@@ -412,7 +414,16 @@ class _ConnectionThread(ABC):
                     self._disconnect()
                     if not is_last:
                         continue
+                elif failure.reason is not None and len(jobs) > 1:
+                    # A small one may still fit on the disk.
+                    for job in jobs:
+                        self._run_jobs([job])
+                    return
                 self._fail(jobs, self._health.judged(error, failure), error)
+            except Exception as error:
+                logger.exception("a database thread failed")
+                self._disconnect()
+                self._fail(jobs, DatabaseFailed(_one_line(error)), error)
             return
 
     def _fail(self, jobs: Sequence[_Job[object]], error: Exception, cause: Exception) -> None:
@@ -466,6 +477,10 @@ class _Writer(_ConnectionThread):
     def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
         try:
             connection.begin()
+            if len(jobs) == 1:
+                is_stored = self._run_one(connection, jobs[0])
+                connection.run("commit" if is_stored else "rollback")
+                return
             for job in jobs:
                 connection.run("savepoint work")
                 if not self._run_one(connection, job):

@@ -20,6 +20,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -199,7 +200,7 @@ class Deliveries:
         """Return the number of stored messages in each state; None if the database fails."""
         query = "select state, count(*) from deliveries group by state"
         try:
-            found = dict(await self._database.read(lambda rows: rows.all(_pair, query)))
+            found = dict(await self._database.lookup(lambda rows: rows.all(_pair, query)))
         except (DatabaseFailed, StoreUnavailable) as error:
             logger.debug("cannot count the messages: %s", error)
             return None
@@ -219,6 +220,10 @@ class Deliveries:
         states = tuple(state for state in DeliveryState if state is not DeliveryState.ACKNOWLEDGED)
         return await self._database.read(lambda rows: rows.all(_delivery, query, *states))
 
+    def is_forgotten(self, delivery: Delivery) -> bool:
+        """Whether nobody works on an unfinished delivery: its commit was made, but not confirmed."""
+        return delivery.state is not DeliveryState.ACKNOWLEDGED and delivery.task_id not in self.accepted_tasks
+
     def resume(self, delivery: Delivery) -> None:
         """Take over a delivery that an earlier process left unfinished."""
         self.accepted_tasks.add(delivery.task_id)
@@ -229,9 +234,11 @@ class Deliveries:
         """Record that a turn started for a message."""
         work = _move(key, DeliveryState.STARTED, {"thread_id": thread_id, "turn_id": turn_id})
         if self._stores_starts:
-            await self._write(work)
-        else:
-            self._database.write_later(work)
+            # Without room on the disk, the turn goes on.
+            with suppress(StoreUnavailable):
+                await self._database.write(work)
+                return
+        self._database.write_later(work)
 
     async def mark_answered(self, key: DeliveryKey, ending: bytes) -> None:
         """Store the end of a message's reply: from now on it is replayed and never generated again."""
@@ -263,17 +270,28 @@ class Deliveries:
 
     async def count_codex_death(self, key: DeliveryKey) -> int:
         """Count a codex process that ended during a message's turn; return the new number."""
-        count = f"update deliveries set deaths = deaths + 1, changed_at = ? where {_IS_THIS} returning deaths"
-        values = time.time(), key.owner, key.message_id
-        return await self._write(lambda rows: rows.first(int, count, *values)) or 0
+        now = time.time()
+        # Once, also if the commit of an earlier attempt was not confirmed.
+        count = f"update deliveries set deaths = deaths + 1, changed_at = ? where {_IS_THIS} and changed_at <> ?"
+        current = f"select deaths from deliveries where {_IS_THIS}"
+
+        def work(rows: Connection) -> int:
+            rows.change(count, now, key.owner, key.message_id, now)
+            return rows.first(int, current, key.owner, key.message_id) or 0
+
+        return await self._write(work)
 
     async def count_restart(self, task_id: str) -> int:
         """Count an agent process that ended during a task's turn; return the new number."""
+        current = "select restarts from task_restarts where task_id = ?"
+        known = await self._database.read(lambda rows: rows.first(int, current, task_id))
+        restarts = 1 + (known or 0)
         count = (
-            "insert into task_restarts (task_id, restarts) values (?, 1) "
-            "on conflict (task_id) do update set restarts = task_restarts.restarts + 1 returning restarts"
+            "insert into task_restarts (task_id, restarts) values (?, ?) "
+            "on conflict (task_id) do update set restarts = excluded.restarts"
         )
-        return await self._write(lambda rows: rows.first(int, count, task_id)) or 0
+        await self._write(lambda rows: rows.change(count, task_id, restarts))
+        return restarts
 
     @retry_until_stored
     async def _write(self, work: Work[T]) -> T:

@@ -106,7 +106,10 @@ class Outbox:
                 stored = replace(stored, message_id=message.id)
             elif duplicate is not None:
                 stored = replace(stored, state=OutboxState.DONE, request=b"")
-            return stored if connection.change(_INSERT, *_values(stored), now) else None
+            connection.change(_INSERT, *_values(stored), now)
+            # The row is this one also if the commit of an earlier attempt was not confirmed.
+            known = connection.first(float, "select received_at from outbox where id = ?", message.id)
+            return stored if known == now else None
 
         return await self._database.write(insert)
 

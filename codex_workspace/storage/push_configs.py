@@ -138,14 +138,17 @@ class PushConfigs(PushNotificationConfigStore):
             InternalError: the database cannot be written to.
         """
 
-        def delete(connection: Connection) -> list[str]:
-            rows = "delete from push_configs where task_id = ? and owner = ? and id = coalesce(?, id) returning id"
-            return connection.all(str, rows, task_id, resolve_user_scope(context), config_id)
+        gone = [each.id for each in await self.get_info(task_id, context) if config_id in (None, each.id)]
+        row = "delete from push_configs where task_id = ? and owner = ? and id = ?"
+
+        def delete(connection: Connection) -> None:
+            for each in gone:
+                connection.change(row, task_id, resolve_user_scope(context), each)
 
         try:
             # A cancelled caller does not stop the write, and what is watched must agree with it.
             with anyio.CancelScope(shield=True):
-                gone = await self._database.write(delete)
+                await self._database.write(delete)
         except StoreUnavailable as error:
             raise InternalError(message=error.public) from error
         for each in gone:

@@ -45,6 +45,8 @@ class SqliteEngine:
     file: Path
     errors: ClassVar = (sqlite3.Error,)
     types: ClassVar = {"blob": "BLOB", "serial": "INTEGER"}
+    # A transaction excludes other writers anyway.
+    creation_lock: ClassVar = "select 1"
     table_names: ClassVar = "select name from sqlite_master where type = 'table'"
 
     @property

@@ -112,12 +112,14 @@ def _prepare(engine: Engine) -> None:
     try:
         connection = engine.connect()
         try:
+            # Another agent may create the tables at the same time.
+            connection.begin()
+            connection.run(engine.creation_lock)
             version = version_of(connection, engine.table_names)
             require_known_version(version, engine.name)
             if version == 0:
-                connection.begin()
                 create_schema(connection, engine.types)
-                connection.run("commit")
+            connection.run("commit")
         finally:
             connection.close()
     except engine.errors as error:

@@ -106,12 +106,7 @@ class TaskStore(SdkTaskStore):
         if self._must_be_stored(task, known):
             await self._store(key, task)
         else:
-            known = self._open.setdefault(key, known or _OpenTask(key[0], task, TaskStatus()))
-            known.show(task)
-            known.is_dirty = True
-            self.new_ids.forget(task.id)
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._submit)
+            self._save_later(key, task)
 
     def _must_be_stored(self, task: Task, known: _OpenTask | None) -> bool:
         if task.status.state in TERMINAL:
@@ -127,21 +122,31 @@ class TaskStore(SdkTaskStore):
             # What was to be written later is part of this write.
             known.is_dirty = False
         try:
-            await self._write(_upsert(key[0], task))
+            await self._write(_row_of(key[0], task))
+            self.new_ids.forget(task.id)
+            if task.status.state in WORKING:
+                known = self._open.setdefault(key, _OpenTask(key[0], task, TaskStatus()))
+                known.show(task)
+                known.whole = _whole(task)
+            else:
+                self._close(key, task.status.state)
+        except asyncio.CancelledError:
+            self._save_later(key, task)
+            raise
         finally:
             self._storing.pop(task.id, None)
             stored.set()
+
+    def _save_later(self, key: tuple[str, str], task: Task) -> None:
+        known = self._open.setdefault(key, _OpenTask(key[0], task, TaskStatus()))
+        known.show(task)
+        known.is_dirty = True
         self.new_ids.forget(task.id)
-        if task.status.state in WORKING:
-            known = self._open.setdefault(key, known or _OpenTask(key[0], task, TaskStatus()))
-            known.show(task)
-            known.whole = _whole(task)
-        else:
-            self._close(key, task.status.state)
+        self._write_soon()
 
     @retry_until_stored
-    async def _write(self, *rows: "_Row") -> None:
-        await self._database.write(partial(_write_rows, rows))
+    async def _write(self, row: "_Row") -> None:
+        await self._database.write(row.write)
 
     def _close(self, key: tuple[str, str], state: TaskState) -> None:
         self._open.pop(key, None)
@@ -150,7 +155,7 @@ class TaskStore(SdkTaskStore):
 
     async def settled(self, task_id: str) -> None:
         """Wait while a state of a task is being stored: the SDK shows it to some callers before."""
-        if task_id in self._storing:
+        while task_id in self._storing:
             await self._storing[task_id].wait()
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
@@ -187,9 +192,7 @@ class TaskStore(SdkTaskStore):
         Raises:
             StoreUnavailable: nothing can be stored now; the states stay pending.
         """
-        submitted = self._submit()
-        if submitted is not None:
-            await asyncio.shield(submitted)
+        await asyncio.shield(asyncio.gather(*self._submit()))
         await self._database.flush()
 
     async def close(self) -> None:
@@ -199,41 +202,44 @@ class TaskStore(SdkTaskStore):
         if self._timer is not None:
             self._timer.cancel()
 
-    def _submit(self) -> asyncio.Future[None] | None:
-        """Have all pending states written in one transaction; return None if there are none."""
+    def _write_soon(self) -> None:
+        """Write all pending states after the delay, unless the database is being closed."""
+        if self._timer is None and not self._database.is_closing:
+            self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._submit)
+
+    def _submit(self) -> Sequence[asyncio.Future[None]]:
+        """Have all pending states written; they share a commit."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        pending = {key: known for key, known in self._open.items() if known.is_dirty}
-        if not pending:
-            return None
-        rows = [_upsert(known.owner, known.task) for known in pending.values()]
-        for known in pending.values():
-            known.is_dirty = False
-        submitted = self._database.submit(partial(_write_rows, rows))
-        submitted.add_done_callback(partial(self._after_submit, pending))
+        submitted: list[asyncio.Future[None]] = []
+        for key, known in self._open.items():
+            if known.is_dirty and not self._database.is_closing:
+                known.is_dirty = False
+                write = self._database.submit(_row_of(known.owner, known.task).write)
+                write.add_done_callback(partial(self._after_submit, key, known))
+                submitted.append(write)
         return submitted
 
-    def _after_submit(self, pending: dict[tuple[str, str], _OpenTask], submitted: asyncio.Future[None]) -> None:
+    def _after_submit(self, key: tuple[str, str], known: _OpenTask, submitted: asyncio.Future[None]) -> None:
         error = submitted.exception()
         if error is not None:
-            logger.log(logging.DEBUG if isinstance(error, StoreUnavailable) else logging.ERROR, "tasks wait: %s", error)
-        for key, known in pending.items():
-            if error is not None:
-                known.is_dirty = True
-            elif not known.is_dirty and known.status.state in TERMINAL:
-                self._close(key, known.status.state)
-        if error is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._submit)
+            logger.log(
+                logging.DEBUG if isinstance(error, StoreUnavailable) else logging.ERROR, "a task waits: %s", error
+            )
+            known.is_dirty = True
+            self._write_soon()
+        elif not known.is_dirty and known.status.state not in WORKING:
+            self._close(key, known.status.state)
 
     async def fail_unfinished(self, sentence: str, excluded: Collection[str] = ()) -> int:
         """Mark the tasks that an earlier process left unfinished as failed, except `excluded`; return how many."""
         query = f"select owner, body from tasks where {IS_WORKING}"
         found = await self._database.read(lambda rows: rows.all(lambda owner, body: (owner, _task(body)), query))
         left = [(owner, task) for owner, task in found if task.id not in excluded]
-        for _, task in left:
+        for owner, task in left:
             task.status.CopyFrom(_failed(task, sentence))
-        await self._write(*(_upsert(owner, task) for owner, task in left))
+            await self._write(_row_of(owner, task))
         return len(left)
 
 
@@ -269,24 +275,23 @@ class _Row:
     body: bytes
     has_ended: bool
 
-
-def _upsert(owner: str, task: Task) -> _Row:
-    """Return the row of a task, as it is now."""
-    status = task.status
-    state, at = TaskState.Name(status.state), status.timestamp.ToNanoseconds()
-    return _Row(owner, task.id, task.context_id, state, at, task.SerializeToString(), status.state in TERMINAL)
-
-
-def _write_rows(tasks: Sequence[_Row], rows: Connection) -> None:
-    for task in tasks:
+    def write(self, rows: Connection) -> None:
+        """Insert or replace the row; acknowledge the task's deliveries if it has ended."""
         rows.change(
             "insert into tasks (id, owner, context_id, state, updated_at, body) values (?, ?, ?, ?, ?, ?) "
             "on conflict (id) do update set context_id = excluded.context_id, state = excluded.state, "
             "updated_at = excluded.updated_at, body = excluded.body where tasks.owner = excluded.owner",
-            *(task.id, task.owner, task.context_id, task.state, task.updated_at, task.body),
+            *(self.id, self.owner, self.context_id, self.state, self.updated_at, self.body),
         )
-        if task.has_ended:
-            acknowledge(rows, task.id)
+        if self.has_ended:
+            acknowledge(rows, self.id)
+
+
+def _row_of(owner: str, task: Task) -> _Row:
+    """Return the row of a task, as it is now."""
+    status = task.status
+    state, at = TaskState.Name(status.state), status.timestamp.ToNanoseconds()
+    return _Row(owner, task.id, task.context_id, state, at, task.SerializeToString(), status.state in TERMINAL)
 
 
 def _page(owner: str, params: ListTasksRequest, rows: Connection) -> ListTasksResponse:
@@ -299,7 +304,8 @@ def _page(owner: str, params: ListTasksRequest, rows: Connection) -> ListTasksRe
         values.append(TaskState.Name(params.status))
     if params.HasField("status_timestamp_after"):
         conditions.append("updated_at >= ?")
-        values.append(params.status_timestamp_after.ToNanoseconds())
+        # A column holds the years 1677 to 2262.
+        values.append(max(-MAX_TIME_NS, min(params.status_timestamp_after.ToNanoseconds(), MAX_TIME_NS)))
     total = rows.first(int, f"select count(*) from tasks where {' and '.join(conditions)}", *values)
     if params.page_token:
         conditions.append("(updated_at, id) < (?, ?)")

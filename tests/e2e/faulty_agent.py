@@ -35,12 +35,13 @@ def kill_before(owner: type, name: str) -> None:
     setattr(owner, name, trap)
 
 
-def kill_after(owner: type, name: str) -> None:
-    """Make a method kill the process after it has run."""
+def kill_after(owner: type[Deliveries], name: str) -> None:
+    """Make a method kill the process after it has run, and after what it has deferred is on the disk."""
     real: Callable[..., Awaitable[object]] = getattr(owner, name)
 
-    async def trap(*arguments: object, **named: object) -> None:
-        await real(*arguments, **named)
+    async def trap(self: Deliveries, *arguments: object) -> None:
+        await real(self, *arguments)
+        await self._database.flush()
         kill_self()
 
     setattr(owner, name, trap)
@@ -61,6 +62,7 @@ def kill_when_task_ends(*, after: bool) -> None:
             kill_self()
         await real(self, task, context)
         if task.status.state in TERMINAL:
+            await self.flush()
             kill_self()
 
     setattr(TaskStore, "save", save)  # noqa: B010

@@ -3,6 +3,7 @@
 Covers `storage.sqlite` and `storage.database`.
 """
 
+import asyncio
 import os
 import random
 import sqlite3
@@ -19,7 +20,7 @@ from codex_workspace.storage.database import PROBE_INTERVAL_S
 from codex_workspace.storage.deliveries import DeliveryKey, DeliveryState, message_digest
 from codex_workspace.storage.schema import SCHEMA_VERSION
 from codex_workspace.storage.sqlite import file_version, integrity_problem, require_intact, set_aside
-from codex_workspace.storage.store import Store, open_store
+from codex_workspace.storage.store import Store, open_database, open_store
 from tests.e2e.small_disk import small_disk
 from tests.support.waiting import eventually
 from tests.unit.storage.test_store import COMPLETED, ME, SUBMITTED, WORKING, task_of, text_of
@@ -226,6 +227,29 @@ async def test_a_message_that_does_not_fit_is_rejected_and_not_stored(tmp_path: 
         ("before",),
         ("during",),
     ]
+
+
+async def test_what_fits_is_stored_beside_what_does_not(tmp_path: Path) -> None:
+    async with store_on_a_small_disk(tmp_path) as (store, full):
+        await accept(store, "before")
+        full.touch()
+        large, small = await asyncio.gather(
+            accept(store, "large", LARGE_TEXT, "task-2"), accept(store, "small", "x", "task-3"), return_exceptions=True
+        )
+        assert isinstance(large, StoreUnavailable)
+        assert small == DeliveryKey("me", "small")
+
+
+async def test_a_deferred_write_waits_for_disk_space(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    with small_disk(full):
+        async with open_database(url(tmp_path / "small.sqlite3")) as database:
+            full.touch()
+            database.write_later(lambda rows: rows.change("insert into write_probe values (7, ?)", bytes(500_000)))
+            await database.flush()
+            assert rows(tmp_path / "small.sqlite3", "select id from write_probe") == []
+            full.unlink()
+            await eventually(lambda: rows(tmp_path / "small.sqlite3", "select id from write_probe") == [(7,)])
 
 
 async def test_a_full_disk_is_probed_periodically(tmp_path: Path) -> None:

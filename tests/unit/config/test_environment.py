@@ -16,6 +16,7 @@ def test_long_texts_of_a_json_credential_are_tokens() -> None:
 def test_a_url_with_a_password_is_secret() -> None:
     url = "postgresql://me:p%40ss@db/agent"
     assert secrets_in_url(url) == [url, "p%40ss", "p@ss"]
+    assert "p@ss" in secrets_in_url("postgresql://db/agent?user=me&password=p%40ss")
     assert secrets_in_url("sqlite:////state/agent.db") == []
     assert secrets_in_url("not a url") == ["not a url"]
 

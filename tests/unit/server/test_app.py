@@ -26,6 +26,7 @@ from a2a.types import (
     Role,
     SendMessageConfiguration,
     SendMessageRequest,
+    SubscribeToTaskRequest,
     Task,
     TaskArtifactUpdateEvent,
     TaskState,
@@ -34,12 +35,15 @@ from a2a.types import (
 )
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
 
+from codex_workspace.common.a2a_terms import OFFSET
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.sockets import bind
+from codex_workspace.storage.deliveries import DeliveryKey, message_digest
 from codex_workspace.storage.store import Store, open_store
+from codex_workspace.storage.tasks import TaskStore, _Row
 
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "http://127.0.0.1/", max_body_bytes=100_000)
 
@@ -390,3 +394,75 @@ async def test_a_client_that_disconnects_during_acceptance_loses_nothing(tmp_pat
             assert isinstance(again, Task)
             assert again.status.state == TaskState.TASK_STATE_COMPLETED
         await handler.aclose()
+
+
+async def test_a_message_that_was_stored_without_confirmation_is_answered_when_it_comes_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        message = Message(role=Role.ROLE_USER, message_id="again", parts=[Part(text="hello")])
+        request = SendMessageRequest(message=message)
+        key = DeliveryKey("operator", "again")
+        async with open_store(f"sqlite:///{tmp_path / 'store.sqlite3'}") as other:
+            await other.deliveries.accept(key, request, message_digest(request), "task-1", "context-1")
+        client = await now.client()
+        async for event in client.send_message(request):
+            assert event.task.id == "task-1"
+            assert answer_of(event.task) == "hello"
+        assert len(now.executor.owners) == 1
+
+
+class Writer(AgentExecutor):
+    """Says "abc", hands over a file, and says "def"."""
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        working = status_of(context, TaskState.TASK_STATE_WORKING).status
+        await event_queue.enqueue_event(Task(id=context.task_id, context_id=context.context_id, status=working))
+        for name, text, append in (("answer", "abc", False), ("file-1", "a file", False), ("answer", "def", True)):
+            artifact = Artifact(artifact_id=name, parts=[Part(text=text)])
+            update = TaskArtifactUpdateEvent(
+                task_id=context.task_id, context_id=context.context_id, artifact=artifact, append=append
+            )
+            if append:
+                update.metadata[OFFSET] = 3
+            await event_queue.enqueue_event(update)
+        await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_COMPLETED))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        raise NotImplementedError
+
+
+async def test_a_subscriber_receives_text_once_while_a_file_is_being_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storing, go, write = anyio.Event(), anyio.Event(), TaskStore._write
+
+    async def slow(self: TaskStore, row: _Row) -> None:
+        storing.set()
+        await go.wait()
+        await write(self, row)
+
+    async with open_store(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        handler = IdempotentHandler(Writer(), store, None, agent_card(OPTIONS), one_main_context=True)
+        context, received = ServerCallContext(), list[str]()
+        monkeypatch.setattr(TaskStore, "_write", slow)
+        message = Message(role=Role.ROLE_USER, message_id="1", parts=[Part(text="hello")])
+        configuration = SendMessageConfiguration(return_immediately=True)
+        sent = await handler.on_message_send(SendMessageRequest(message=message, configuration=configuration), context)
+        assert isinstance(sent, Task)
+        await storing.wait()
+
+        async def subscribe() -> None:
+            async for event in handler.on_subscribe_to_task(SubscribeToTaskRequest(id=sent.id), context):
+                match event:
+                    case Task():
+                        artifacts = list(event.artifacts)
+                    case TaskArtifactUpdateEvent():
+                        artifacts = [event.artifact]
+                    case _:
+                        artifacts = []
+                received.extend(part.text for each in artifacts if each.artifact_id == "answer" for part in each.parts)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(subscribe)
+            await anyio.wait_all_tasks_blocked()
+            go.set()
+        assert "".join(received) == "abcdef"

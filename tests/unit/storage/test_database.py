@@ -117,3 +117,19 @@ async def test_a_lookup_sees_what_was_written(url: str) -> None:
         assert await database.lookup(lambda rows: rows.first(str, query)) == "of a"
         with pytest.raises(DatabaseFailed, match="no_such_table"):
             await database.lookup(lambda rows: rows.first(str, "select 1 from no_such_table"))
+
+
+async def test_an_unexpected_error_of_the_driver_ends_no_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, errors = Connection.begin, [MemoryError("no memory")]
+
+    def failing(connection: Connection) -> None:
+        if errors:
+            raise errors.pop()
+        begin(connection)
+
+    async with open_database(url) as database:
+        monkeypatch.setattr(Connection, "begin", failing)
+        with pytest.raises(DatabaseFailed, match="no memory"):
+            await database.write(insert("a"))
+        await database.write(insert("b"))
+        assert on_disk(url, COUNTED) == [("of b",)]

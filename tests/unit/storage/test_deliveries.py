@@ -20,7 +20,7 @@ from codex_workspace.storage.deliveries import (
     MessageIdReused,
     message_digest,
 )
-from codex_workspace.storage.store import Store
+from codex_workspace.storage.store import Store, open_database
 from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, execute, on_disk, opened, task_of
 
 ACCEPTED, STARTED = DeliveryState.ACCEPTED, DeliveryState.STARTED
@@ -317,6 +317,34 @@ async def test_a_start_records_its_turn_and_replaces_the_last(url: str) -> None:
             found = await known(store.deliveries)
             assert found is not None
             assert (found.thread_id, found.turn_id, found.ending) == ("thread-1", turn_id, b"")
+
+
+async def test_a_start_that_codex_records_too_is_deferred(url: str) -> None:
+    async with open_database(url) as database:
+        deliveries = Deliveries(database, stores_starts=False)
+        await accept(deliveries)
+        await start(deliveries)
+        assert on_disk(url, "select state from deliveries") == [(ACCEPTED,)]
+        await database.flush()
+        found = await known(deliveries)
+        assert found is not None
+        assert (found.state, found.thread_id, found.turn_id) == (STARTED, "thread-1", "turn-1")
+
+
+async def test_the_tasks_that_a_new_process_would_resume_are_known(url: str) -> None:
+    async with opened(url) as store:
+        deliveries = store.deliveries
+        accepted = await accept(deliveries)
+        assert accepted is not None
+        assert deliveries.accepted_tasks == {"task-1"}
+        assert not deliveries.is_forgotten(accepted)
+        await answer(deliveries)
+        assert deliveries.answered_tasks == {"task-1"}
+        await acknowledge(deliveries)
+        assert not deliveries.accepted_tasks | deliveries.answered_tasks
+        await accept(deliveries, UNKNOWN, "task-2")
+        await deliveries.withdraw(UNKNOWN)
+        assert not deliveries.accepted_tasks
 
 
 async def test_the_end_of_an_answer_is_stored_exactly(url: str) -> None:

@@ -2,19 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
 
 import psycopg
 import pytest
+from a2a.types import TaskPushNotificationConfig
 
 from codex_workspace.common.errors import ConfigError, StoreUnavailable
 from codex_workspace.storage.database import PROBE_INTERVAL_S, Connection, Cursor, Database, DatabaseFailed, Value
+from codex_workspace.storage.outbox import OutboxMessage, Route
 from codex_workspace.storage.postgresql import PostgresqlEngine
-from codex_workspace.storage.store import Store, open_database, open_store
+from codex_workspace.storage.store import open_database, open_store
 from tests.support.databases import column
 from tests.support.postgresql import PASSWORD, PostgresqlServer, running_postgresql
 from tests.support.waiting import eventually
 from tests.unit.storage.test_database import COUNTED, insert
 from tests.unit.storage.test_deliveries import ACCEPTED, ANSWERED, KEY, accept, known
+from tests.unit.storage.test_store import ME
 
 pytestmark = pytest.mark.postgresql
 
@@ -66,10 +70,9 @@ async def test_a_server_that_is_gone_refuses_messages_until_it_is_back(
     assert await column(database, COUNTED) == ["of a", "of b"]
 
 
-async def test_a_commit_that_was_not_confirmed_is_not_made_twice(
-    server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection breaks after the server has committed, and before its answer arrives."""
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many further commits are not confirmed: the connection breaks after the server has made them."""
     run, lost = Connection.run, [0]
 
     def losing(connection: Connection, sql: str, values: Sequence[Value] = ()) -> Cursor:
@@ -80,28 +83,81 @@ async def test_a_commit_that_was_not_confirmed_is_not_made_twice(
             raise psycopg.OperationalError("the connection is lost")
         return cursor
 
+    monkeypatch.setattr(Connection, "run", losing)
+    return lost
+
+
+async def test_a_commit_that_was_not_confirmed_is_not_made_twice(server: PostgresqlServer, lost: list[int]) -> None:
     async with open_store(server.create_database()) as store:
-        monkeypatch.setattr(Connection, "run", losing)
         lost[0] = 1
         accepted = await accept(store.deliveries)
         assert accepted is not None
         assert accepted.state == ACCEPTED
+        for count in (store.deliveries.count_codex_death(KEY), store.deliveries.count_restart("task-1")):
+            lost[0] = 1
+            assert await count == 1
         lost[0] = 1
         await store.deliveries.mark_answered(KEY, b"the end")
         found = await known(store.deliveries)
         assert found is not None
-        assert (found.state, found.ending) == (ANSWERED, b"the end")
+        assert (found.state, found.ending, found.deaths) == (ANSWERED, b"the end", 1)
+        lost[0] = 1
+        message = OutboxMessage("row-1", "me", "message-1", Route.USER)
+        assert await store.outbox.add(message) is not None
+        assert await store.outbox.add(message) is None
+        await store.push_configs.set_info("task-1", TaskPushNotificationConfig(id="a", url="http://127.0.0.1/"), ME)
+        lost[0] = 1
+        await store.push_configs.delete_info("task-1", ME, "a")
+        assert not store.push_configs.watched
         assert lost == [0]
 
 
-async def test_several_agents_create_and_use_one_database(server: PostgresqlServer) -> None:
+async def test_a_message_whose_commit_was_not_confirmed_is_answered_when_it_is_sent_again(
+    server: PostgresqlServer, lost: list[int]
+) -> None:
+    async with open_store(server.create_database()) as store:
+        lost[0] = 2
+        with pytest.raises(StoreUnavailable):
+            await accept(store.deliveries)
+        stored = await known(store.deliveries)
+        assert stored is not None
+        assert store.deliveries.is_forgotten(stored)
+        store.deliveries.resume(stored)
+        assert not store.deliveries.is_forgotten(stored)
+
+
+async def test_several_agents_create_one_database_at_once(server: PostgresqlServer) -> None:
+    for _ in range(5):
+        url = server.create_database()
+
+        async def main_context(url: str = url) -> str:
+            async with open_store(url) as store:
+                return await store.main_context("me")
+
+        assert len(set(await asyncio.gather(*(main_context() for _ in range(4))))) == 1
+
+
+async def test_a_statement_that_is_cancelled_is_tried_again(server: PostgresqlServer) -> None:
+    """As an administrator does, or a server that ends a deadlock."""
+    cancel = "select pg_cancel_backend(pid) from pg_stat_activity where wait_event_type = 'Lock'"
     url = server.create_database()
+    async with open_store(url) as store:
+        await accept(store.deliveries)
+        with closing(PostgresqlEngine(url).connect()) as other:
+            other.begin()
+            other.run("lock table deliveries in access exclusive mode")
+            answering = asyncio.create_task(store.deliveries.mark_answered(KEY, b"the end"))
 
-    async def main_context(store: Store) -> str:
-        return await store.main_context("me")
+            async def is_reported() -> bool:
+                server.execute(cancel)
+                return await store.write_problem() == "the database is locked"
 
-    async with open_store(url) as one, open_store(url) as two:
-        assert len(set(await asyncio.gather(*(main_context(store) for store in (one, two, one, two))))) == 1
+            await eventually(is_reported)
+            other.run("commit")
+        await answering
+        found = await known(store.deliveries)
+        assert found is not None
+        assert found.state == ANSWERED
 
 
 async def test_an_error_of_a_statement_is_told_as_such(database: Database) -> None:

@@ -255,6 +255,20 @@ async def test_a_state_is_shown_once_it_is_stored(url: str) -> None:
         await saving
 
 
+async def test_a_save_whose_caller_is_cancelled_is_shown(url: str) -> None:
+    async with opened(url) as store:
+        task = task_of(WORKING)
+        await store.tasks.save(task, ME)
+        task.status.state = CANCELED
+        saving = asyncio.create_task(store.tasks.save(task, ME))
+        await asyncio.sleep(0)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        shown, listed = await store.tasks.get("task-1", ME), await store.tasks.list(ListTasksRequest(), ME)
+        assert [each.status.state for each in (*listed.tasks, shown) if each is not None] == [CANCELED, CANCELED]
+
+
 async def test_a_list_is_paged_counted_and_filtered(url: str) -> None:
     async with opened(url) as store:
         for number in range(25):
@@ -276,6 +290,10 @@ async def test_a_list_is_paged_counted_and_filtered(url: str) -> None:
         page = await store.tasks.list(ended, ME)
         assert [task.id for task in page.tasks] == ["task-21", "task-11"]
         assert page.total_size == 2
+        for year, count in (("0001", 25), ("9999", 0)):
+            far = ListTasksRequest()
+            far.status_timestamp_after.FromJsonString(f"{year}-01-01T00:00:00Z")
+            assert (await store.tasks.list(far, ME)).total_size == count
         with pytest.raises(InvalidParamsError, match="pageToken: must be the nextPageToken of an earlier response"):
             await store.tasks.list(ListTasksRequest(page_token="no token"), ME)
 
