@@ -21,9 +21,7 @@ from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.safe_http import AddressGuard, AllowList, SafeHttpClient
 from codex_workspace.common.telemetry import NO_TRACER, Tracer, open_tracing
-from codex_workspace.config.environment import (
-    Secret,
-)
+from codex_workspace.config.environment import Secret
 from codex_workspace.config.loading import SHORTEST_SECRET
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
@@ -68,14 +66,11 @@ class Agent:
     admission: AdmissionControl
     telemetry: Telemetry
     transcripts: TranscriptReader
-    platform: PlatformClient | None = None
+    platform: PlatformClient | None
 
     async def not_ready_reason(self) -> str | None:
         """Return why no message can be answered now, or None; starts a codex that has died."""
-        problem = await self.store.write_problem()
-        if problem is not None:
-            return problem
-        return await self.codex.not_ready_reason(READY_TIMEOUT_S)
+        return await self.store.write_problem() or await self.codex.not_ready_reason(READY_TIMEOUT_S)
 
     async def lasting_problem(self) -> str | None:
         """Return the lasting problem that prevents all answers, or None."""
@@ -114,9 +109,9 @@ async def agent_around(launched: Launched, settings: Settings, provider: ChosenP
         _platform(settings, redactor) as platform,
         _agent_tools(settings, store, redactor, platform, file_requests) as tools,
         _backend(settings, provider, launched, store, tools, file_requests) as backend,
-        _agent(settings, backend, store, Telemetry(tracer=tracer), redactor) as agent,
+        _agent(settings, backend, store, Telemetry(tracer=tracer), redactor, platform) as agent,
     ):
-        yield replace(agent, platform=platform)
+        yield agent
 
 
 def tracing(settings: Settings, redactor: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
@@ -176,7 +171,12 @@ async def _agent_tools(
 
 @asynccontextmanager
 async def _agent(
-    settings: Settings, backend: Backend, store: Store, telemetry: Telemetry, redactor: Redactor
+    settings: Settings,
+    backend: Backend,
+    store: Store,
+    telemetry: Telemetry,
+    redactor: Redactor,
+    platform: PlatformClient | None,
 ) -> AsyncIterator[Agent]:
     policy = RecoveryPolicy(settings.config.codex.recovery)
     admission = AdmissionControl(settings.config.limits)
@@ -196,7 +196,7 @@ async def _agent(
         )
         transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, redactor)
         try:
-            yield Agent(executor, store, backend.lifecycle, admission, telemetry, transcripts)
+            yield Agent(executor, store, backend.lifecycle, admission, telemetry, transcripts, platform)
         finally:
             tasks.cancel_scope.cancel()
 

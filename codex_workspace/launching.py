@@ -19,13 +19,7 @@ from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError
 from codex_workspace.common.files import lock_folder
 from codex_workspace.config.codex_toml import Managed, prepare_codex_home
-from codex_workspace.config.environment import (
-    Secret,
-    header_secrets,
-    secrets_in_url,
-    tokens_in,
-    without_proxy_for,
-)
+from codex_workspace.config.environment import Secret, header_secrets, secrets_in_url, tokens_in, without_proxy_for
 from codex_workspace.config.loading import check_secrets, require_codex
 from codex_workspace.config.login import update_login
 from codex_workspace.config.prompts import link_skill_folders

@@ -5,8 +5,8 @@ import importlib
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -16,19 +16,16 @@ from a2a.server.agent_execution import AgentExecutor
 from a2a.types import AgentExtension
 
 from codex_workspace import __version__
-from codex_workspace.agent import agent_around, tracing
+from codex_workspace.agent import Agent, agent_around, tracing
 from codex_workspace.cli.serve import ListeningPlace, card_signer_of, listening, set_up_log, unless
-from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import format_version
-from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
 from codex_workspace.launching import Launched, is_exec, prepare_state, secrets_of
-from codex_workspace.runtimes.backend import BackendStats
-from codex_workspace.server.app import Application, Readiness, ServerOptions, build_app, serving
+from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import Signer
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
@@ -40,12 +37,10 @@ from codex_workspace.tasks.live_output import ITEMS
 from codex_workspace.tasks.parts import INPUT_MODES
 from codex_workspace.tasks.replies import USAGE
 from codex_workspace.tasks.request import TURN
-from codex_workspace.tasks.scheduling import AdmissionControl
 from codex_workspace.tasks.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from codex_workspace.cli.on_platform import PlatformMember
-    from codex_workspace.platform.client import PlatformClient
 
 
 def load_executor(name: str) -> AgentExecutor:
@@ -101,35 +96,18 @@ def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class CardDetails:
-    """What the cards say about the executor; `setup` is for authenticated clients only."""
-
-    input_modes: tuple[str, ...] = ("text/plain",)
-    extensions: tuple[AgentExtension, ...] = ()
-    skills: tuple[Skill, ...] = ()
-    setup: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ServedExecutor:
     """An executor and what the server needs to know about it.
 
     begin: starts it and returns its description for the log.
-    drain: ends running work within the given seconds.
-    lasting_problem: returns why the agent cannot answer for a lasting reason, or None.
+    agent: the agent whose executor it is; None for any other executor.
     """
 
     executor: AgentExecutor
     store: Store
-    ready: Readiness
-    admission: AdmissionControl | None
-    begin: Callable[[], Awaitable[str]]
-    drain: Callable[[float], Awaitable[None]]
     telemetry: Telemetry
-    codex: Callable[[], BackendStats] | None = None
-    transcripts: TranscriptReader | None = None
-    platform: "PlatformClient | None" = None
-    lasting_problem: Readiness | None = None
+    begin: Callable[[], Awaitable[str]]
+    agent: Agent | None = None
 
 
 async def serve_codex(
@@ -147,22 +125,15 @@ async def serve_codex(
             version = await agent.codex.start()
             return f"codex {format_version(version)}, model {provider.model}"
 
-        hosted = ServedExecutor(
-            agent.executor,
-            agent.store,
-            agent.not_ready_reason,
-            agent.admission,
-            begin,
-            agent.executor.drain,
-            agent.telemetry,
-            agent.codex.stats,
-            agent.transcripts,
-            agent.platform,
-            agent.lasting_problem,
+        options = replace(
+            server_options(settings, place, sign),
+            input_modes=INPUT_MODES,
+            extensions=exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS,
+            skills=settings.skills,
+            setup=setup_of(settings, provider),
         )
-        extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
-        about = CardDetails(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider))
-        await _run(settings, hosted, server_options(settings, place, about, sign), place)
+        hosted = ServedExecutor(agent.executor, agent.store, agent.telemetry, begin, agent)
+        await _run(settings, hosted, options, place)
 
 
 async def serve_other(settings: Settings, name: str) -> None:
@@ -175,7 +146,7 @@ async def serve_other(settings: Settings, name: str) -> None:
     secrets = secrets_of(settings, None)
     set_up_log(settings, secrets)
     async with listening(settings) as place:
-        options = server_options(settings, place, CardDetails(), card_signer_of(settings))
+        options = server_options(settings, place, card_signer_of(settings))
         prepare_state(settings)
         async with (
             lock_folder(settings.state_dir, place.url),
@@ -186,13 +157,7 @@ async def serve_other(settings: Settings, name: str) -> None:
             async def begin() -> str:
                 return name
 
-            telemetry = Telemetry(tracer=tracer)
-            hosted = ServedExecutor(executor, store, store.write_problem, None, begin, _nothing_runs, telemetry)
-            await _run(settings, hosted, options, place)
-
-
-async def _nothing_runs(_grace_s: float) -> None:
-    """Other executors have no drain; the application cancels them."""
+            await _run(settings, ServedExecutor(executor, store, Telemetry(tracer=tracer), begin), options, place)
 
 
 async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOptions, place: ListeningPlace) -> None:
@@ -200,23 +165,24 @@ async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOption
     # A collection of the loaded modules, which stay for good, would stop the event loop for 100 ms and more.
     gc.freeze()
     gc.enable()
-    member = _platform_member(settings, hosted)
+    agent, a2a = hosted.agent, settings.config.a2a
+    member = None if agent is None else _platform_member(settings, agent)
     async with (
-        _push(settings, hosted.store) as push,
+        open_push(settings.config.push, hosted.store.push_configs) if a2a.push_notifications else nullcontext() as push,
         build_app(
             options,
             hosted.executor if member is None else member.executor,
             hosted.store,
-            hosted.ready,
-            hosted.admission,
+            hosted.store.write_problem if agent is None else agent.not_ready_reason,
+            None if agent is None else agent.admission,
             push,
             views=partial(_views, settings, hosted, push),
             tracer=hosted.telemetry.tracer,
             handler_class=IdempotentHandler if member is None else member.handler_class,
         ) as app,
     ):
-        name = await unless(place.stop, lambda: _begin(hosted, app))
-        if name is None:
+        name = await unless(place.stop, hosted.begin)
+        if name is None or await unless(place.stop, app.resume) is None:
             return
         async with (
             nullcontext() if place.grpc is None else app.grpc(place.grpc),
@@ -227,11 +193,13 @@ async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOption
             grpc_address = "" if place.grpc is None else f", gRPC at {options.grpc_url}"
             logger.info("ready: %s%s, A2A at %s", name, grpc_address, options.url)
             await place.stop.wait()
-            await hosted.drain(settings.config.codex.shutdown_grace_s)
+            # The application cancels the work of other executors.
+            if agent is not None:
+                await agent.executor.drain(settings.config.codex.shutdown_grace_s)
 
 
-def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMember | None":
-    if settings.platform is None or hosted.platform is None:
+def _platform_member(settings: Settings, agent: Agent) -> "PlatformMember | None":
+    if settings.platform is None or agent.platform is None:
         return None
     # Imported only for an agent on the platform: with its HTTP client it takes 100 ms.
     from codex_workspace.cli.on_platform import PlatformMember
@@ -240,22 +208,23 @@ def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMem
     return PlatformMember(
         settings,
         settings.platform,
-        hosted.platform,
-        hosted.store.outbox,
-        hosted.admission,
-        TrackedExecutor(hosted.executor),
-        hosted.telemetry.metrics.task_counts.copy,
-        hosted.lasting_problem or hosted.store.write_problem,
+        agent.platform,
+        agent.store.outbox,
+        agent.admission,
+        TrackedExecutor(agent.executor),
+        agent.telemetry.metrics.task_counts.copy,
+        agent.lasting_problem,
     )
 
 
 def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:
     """Return the operator endpoints."""
+    agent = hosted.agent
     reader = GaugeCollector(
         hosted.store.deliveries,
         lambda: front.open_streams,
-        hosted.admission,
-        hosted.codex,
+        None if agent is None else agent.admission,
+        None if agent is None else agent.codex.stats,
         None if push is None else lambda: push.waiting,
     )
 
@@ -264,23 +233,10 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
 
     metrics_token, platform = settings.metrics_token, settings.platform
     views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]
-    if hosted.transcripts is not None:
+    if agent is not None:
         token = platform.token.reveal() if platform is not None and platform.token is not None else None
-        views.append(transcript_view(hosted.transcripts.lines, token))
+        views.append(transcript_view(agent.transcripts.lines, token))
     return views
-
-
-def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushService | None]:
-    if not settings.config.a2a.push_notifications:
-        return nullcontext()
-    return open_push(settings.config.push, store.push_configs)
-
-
-async def _begin(hosted: ServedExecutor, app: Application) -> str:
-    """Start the executor and resume unanswered messages; return its description."""
-    about = await hosted.begin()
-    await app.resume()
-    return about
 
 
 def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
@@ -291,8 +247,8 @@ def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None
     return settings.config.a2a.grpc_url or f"{reachable(host)}:{listener.port}"
 
 
-def server_options(settings: Settings, place: ListeningPlace, about: CardDetails, sign: Signer | None) -> ServerOptions:
-    """Return the options of the server."""
+def server_options(settings: Settings, place: ListeningPlace, sign: Signer | None) -> ServerOptions:
+    """Return the options of the server that do not depend on the executor."""
     config, limits = settings.config, settings.config.limits
     return ServerOptions(
         name=config.name,
@@ -305,10 +261,6 @@ def server_options(settings: Settings, place: ListeningPlace, about: CardDetails
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,
         streaming=config.a2a.streaming,
-        input_modes=about.input_modes,
-        extensions=about.extensions,
-        skills=about.skills,
-        setup=about.setup,
         requests_per_minute=limits.requests_per_minute,
         streams=StreamLimits(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
         sign=sign,

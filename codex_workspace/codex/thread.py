@@ -24,14 +24,7 @@ from codex_workspace.protocol.app_server_reader import (
 )
 from codex_workspace.protocol.codex_events import LOST_THREAD, TokenUsage, TurnCompleted
 from codex_workspace.protocol.jsonrpc import Mailbox, nested_or_empty, objects, text_or_none
-from codex_workspace.runtimes.backend import (
-    StartedTurn,
-    ThreadIdStore,
-    TurnInput,
-    TurnOptions,
-    TurnRecord,
-    input_texts,
-)
+from codex_workspace.runtimes.backend import StartedTurn, ThreadIdStore, TurnInput, TurnOptions, TurnRecord, input_texts
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,7 @@ from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
 from codex_workspace.config.environment import SECRETS, Environment, Secret
 from codex_workspace.config.mcp_servers import McpServerEntry, McpServers
 from codex_workspace.config.prompts import Instructions, Skill, SkillFolder
-from codex_workspace.config.validation import (
-    EnvName,
-    HttpUrl,
-    Items,
-    Seconds,
-    Section,
-    Slug,
-    Text,
-    matching,
-    problem,
-)
+from codex_workspace.config.validation import EnvName, HttpUrl, Items, Seconds, Section, Slug, Text, matching, problem
 
 CONFIG_NAME = "config.yaml"
 

@@ -18,13 +18,7 @@ from codex_workspace.common.concurrency import backoff
 from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.platform.activity_rows import RESULT, SkippedRow, read_row
 from codex_workspace.platform.client import PlatformClient
-from codex_workspace.platform.client_types import (
-    ActivityRow,
-    CursorLost,
-    PlatformError,
-    WorkspaceRemoved,
-    parse_time,
-)
+from codex_workspace.platform.client_types import ActivityRow, CursorLost, PlatformError, WorkspaceRemoved, parse_time
 from codex_workspace.platform.deadline_reply import DeadlineReplies
 from codex_workspace.platform.dispatcher import OWNER, Dispatcher, open_dispatcher
 from codex_workspace.platform.reply_sender import look_back

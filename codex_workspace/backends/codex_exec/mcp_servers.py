@@ -16,12 +16,7 @@ from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import KeyPath, TomlValue
-from codex_workspace.protocol.app_server_reader import (
-    REQUIRED_FAILED,
-    RETRY_S,
-    ExpectedServers,
-    failure_reason,
-)
+from codex_workspace.protocol.app_server_reader import REQUIRED_FAILED, RETRY_S, ExpectedServers, failure_reason
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from codex_workspace.app_server import LAUNCH_OVERRIDES, require_supported, with_key_variables
-from codex_workspace.backends.codex_exec.command import (
-    arguments,
-    check,
-    file_arguments,
-    mcp_overrides,
-    overrides,
-)
+from codex_workspace.backends.codex_exec.command import arguments, check, file_arguments, mcp_overrides, overrides
 from codex_workspace.backends.codex_exec.history import session_tokens
 from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, CodexCannotStart, is_config_error
 from codex_workspace.common.values import Version, find_version
@@ -34,14 +28,7 @@ from codex_workspace.config.login import refresh_due_at
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import LOST_THREAD, NO_SESSION, PROCESS_EXITED, TokenUsage, TurnError
 from codex_workspace.protocol.exec_reader import ExecReader
-from codex_workspace.runtimes.cli_run import (
-    DEFAULT_LIMITS,
-    CliRun,
-    LineConverter,
-    RunHooks,
-    RunLimits,
-    open_run,
-)
+from codex_workspace.runtimes.cli_run import DEFAULT_LIMITS, CliRun, LineConverter, RunHooks, RunLimits, open_run
 from codex_workspace.runtimes.convert import NONE_USED
 from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions

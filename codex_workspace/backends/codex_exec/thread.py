@@ -10,13 +10,7 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.backends.codex_exec.history import (
-    new_turn_id,
-    offset_in,
-    session_file,
-    session_size,
-    turn_outcome,
-)
+from codex_workspace.backends.codex_exec.history import new_turn_id, offset_in, session_file, session_size, turn_outcome
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.backends.codex_exec.turn import ExecTurn, FileRequests
