@@ -21,7 +21,7 @@ from codex_workspace.common.errors import (
 )
 from codex_workspace.common.processes import kill_marked
 from codex_workspace.common.values import JsonObject, JsonValue, Version, find_version, format_version
-from codex_workspace.protocol.app_server_reader import STARTUP, McpStatusTracker, piece_of
+from codex_workspace.protocol.app_server_reader import STARTUP, McpStatusTracker, is_quiet, piece_of
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
@@ -289,7 +289,7 @@ class Connection:
             self.mcp_status.update(notification.params)
         mailbox = self._mailbox_of(notification)
         if mailbox is not None:
-            mailbox.put(notification, size, piece_of(notification))
+            mailbox.put(notification, size, piece_of(notification), is_quiet=is_quiet(notification))
         elif notification.method in ("configWarning", "warning"):
             warning = str(notification.params.get("summary") or notification.params.get("message"))
             # Codex prefers a bubblewrap on PATH to its own, which is the right one here.

@@ -105,6 +105,17 @@ def piece_of(message: Notification | Request) -> str | None:
     return text_or_none(message.params, "itemId")
 
 
+def is_quiet(message: Notification) -> bool:
+    """Whether a message tells nothing that cannot wait for the next one: the tokens so far, the user's own message."""
+    match message.method, message.params.get("item"):
+        case "thread/tokenUsage/updated", _:
+            return True
+        case "item/started" | "item/completed", {"type": "userMessage"}:
+            return True
+        case _:
+            return False
+
+
 def join_deltas(messages: Sequence[Notification | Request]) -> list[Notification | Request]:
     """Return the messages in their order, with adjacent pieces of one text joined."""
     joined: list[Notification | Request] = []

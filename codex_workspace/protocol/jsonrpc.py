@@ -181,7 +181,8 @@ and other threads share its pipe; so the limit is here. It is several times code
 class Mailbox:
     """The unread notifications and requests of one thread, in order.
 
-    Its reader can leave the pieces of a text that has begun unread for a while; every other message ends its wait.
+    Its reader can leave the pieces of a text that has begun unread for a while. Quiet messages are read with the next
+    one; every other message ends the reader's wait.
     """
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
@@ -198,7 +199,9 @@ class Mailbox:
         self._wait = anyio.CancelScope()
         self._text_by = -math.inf
 
-    def put(self, message: Notification | Request, size: int, piece_of: str | None = None) -> None:
+    def put(
+        self, message: Notification | Request, size: int, piece_of: str | None = None, *, is_quiet: bool = False
+    ) -> None:
         """Add a message of `size` bytes, a piece of the text `piece_of`; beyond the limit the mailbox fails instead."""
         if isinstance(message, Request):
             self._requests.append(message)
@@ -210,6 +213,8 @@ class Mailbox:
             self.fail(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that were not read"))
             return
         self._unread.append(message)
+        if is_quiet:
+            return
         if piece_of not in self._begun or self._text_by == -math.inf:
             self._has_news = True
             self._changed.set()

@@ -22,6 +22,7 @@ from codex_workspace.protocol.app_server_reader import (
     McpStatusTracker,
     TurnReader,
     describe_problems,
+    is_quiet,
     join_deltas,
     piece_of,
 )
@@ -605,6 +606,22 @@ def piece(
     delta: JsonValue, item: str = "m", method: str = "item/agentMessage/delta", **more: JsonValue
 ) -> Notification:
     return Notification(method, {"turnId": "t", "itemId": item, "delta": delta, **more})
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "quiet"),
+    [
+        ("thread/tokenUsage/updated", {"tokenUsage": {}}, True),
+        ("item/started", {"item": {"type": "userMessage"}}, True),
+        ("item/completed", {"item": {"type": "userMessage"}}, True),
+        ("item/completed", {"item": {"type": "agentMessage"}}, False),
+        ("item/started", {"item": "userMessage"}, False),
+        ("item/started", {}, False),
+        ("turn/completed", {"item": {"type": "userMessage"}}, False),
+    ],
+)
+def test_the_users_own_message_and_the_tokens_are_quiet(method: str, params: JsonObject, quiet: bool) -> None:
+    assert is_quiet(Notification(method, params)) == quiet
 
 
 def test_a_piece_names_its_text() -> None:

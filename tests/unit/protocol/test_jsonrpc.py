@@ -368,6 +368,22 @@ async def test_any_other_message_ends_the_wait_with_the_pieces_before_it() -> No
 
 
 @in_virtual_time
+async def test_a_quiet_message_is_read_with_the_next_one_or_at_the_deadline() -> None:
+    async def put_both(mailbox: Mailbox) -> None:
+        await anyio.sleep(0.01)
+        mailbox.put(said(1), 10, is_quiet=True)
+        await anyio.sleep(1)
+        mailbox.put(said(2), 10)
+
+    for wait_s, received in ((math.inf, [said(1), said(2)]), (0.5, [said(1)])):
+        mailbox, start = Mailbox(), anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(put_both, mailbox)
+            assert await mailbox.receive(start + wait_s) == received
+            assert anyio.current_time() == pytest.approx(start + min(wait_s, 1.01))
+
+
+@in_virtual_time
 async def test_the_end_and_a_wake_do_not_wait_for_the_text() -> None:
     mailbox, start = await begun_text(), anyio.current_time()
     mailbox.put(PIECE, 10, "m")
