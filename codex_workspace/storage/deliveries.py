@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+import anyio
 from a2a.types import SendMessageRequest
 
 from codex_workspace.common.errors import AgentError, StoreUnavailable
@@ -42,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+COUNT_TIMEOUT_S: Final = 2.0
+"""A database that does not answer must not delay the metrics for longer."""
 
 RESUMED: Final = "codex_workspace.delivery"
 """Key in the call context's state: the delivery of a message that is resumed."""
@@ -197,11 +201,12 @@ class Deliveries:
         return await self._database.lookup(lambda rows: rows.first(_delivery, query, task_id))
 
     async def count_by_state(self) -> Mapping[str, int] | None:
-        """Return the number of stored messages in each state; None if the database fails."""
+        """Return the number of stored messages in each state; None if the database fails or is busy."""
         query = "select state, count(*) from deliveries group by state"
         try:
-            found = dict(await self._database.lookup(lambda rows: rows.all(_pair, query)))
-        except (DatabaseFailed, StoreUnavailable) as error:
+            with anyio.fail_after(COUNT_TIMEOUT_S):
+                found = dict(await self._database.read(lambda rows: rows.all(_pair, query)))
+        except (DatabaseFailed, StoreUnavailable, TimeoutError) as error:
             logger.debug("cannot count the messages: %s", error)
             return None
         return {str(state): found.get(state, 0) for state in DeliveryState}
