@@ -180,7 +180,15 @@ async def _agent(
 ) -> AsyncIterator[Agent]:
     policy = RecoveryPolicy(settings.config.codex.recovery)
     admission = AdmissionControl(settings.config.limits)
-    requests = _request_reader(settings, redactor, steers=backend.steers)
+    push = settings.config.push
+    requests = RequestReader(
+        settings.workspace_dir,
+        MidTurn(settings.config.codex.mid_turn),
+        settings.config.limits,
+        SafeHttpClient(AddressGuard(AllowList.parse(push.allow)), push.timeout_s).fetch,
+        redactor,
+        backend.steers,
+    )
     async with task_group() as tasks:
         executor = CodexAppServerExecutor(
             tasks,
@@ -245,18 +253,6 @@ async def _prune_files(workspace: Path, store: Store, keep_days: float) -> None:
         except (StoreUnavailable, DatabaseFailed, OSError) as error:
             logger.warning("cannot remove the files of old messages: %s", error)
         await anyio.sleep(INTERVAL_S)
-
-
-def _request_reader(settings: Settings, redactor: Redactor, *, steers: bool) -> RequestReader:
-    push = settings.config.push
-    return RequestReader(
-        settings.workspace_dir,
-        MidTurn(settings.config.codex.mid_turn),
-        settings.config.limits,
-        SafeHttpClient(AddressGuard(AllowList.parse(push.allow)), push.timeout_s).fetch,
-        redactor,
-        steers,
-    )
 
 
 def _thread_factory(

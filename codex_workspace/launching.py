@@ -3,8 +3,8 @@
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -93,7 +93,7 @@ async def open_launched(
                     await codex.close()
 
 
-def _further_config(settings: Settings) -> "Managed":
+def _further_config(settings: Settings) -> Managed:
     if not is_exec(settings):
         return {}
     from codex_workspace.backends.codex_exec.backend import further_config
@@ -188,7 +188,8 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         environment=without_proxy_for(LOOPBACK, env) if uses_loopback else env,
         api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
-        family=_family(settings.state_dir),
+        # The same for all agents with this state folder.
+        family=hashlib.sha256(os.fsencode(settings.state_dir.resolve())).hexdigest()[:16],
         overrides={
             **(QUESTION_FEATURES if asks_people(settings) else {}),
             **(LOGIN_ON_DISK if is_login else {}),
@@ -200,11 +201,6 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
 def asks_people(settings: Settings) -> bool:
     """Return whether codex asks before commands that the sandbox does not permit."""
     return settings.config.codex.approval_policy != "never"
-
-
-def _family(state: Path) -> str:
-    """Return the name that identifies the codex processes of agents with this state folder."""
-    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:16]
 
 
 def thread_options(settings: Settings, provider: ChosenProvider) -> "ThreadOptions":
@@ -244,29 +240,21 @@ def _supervisor_limits(settings: Settings) -> SupervisorLimits:
     )
 
 
-@contextmanager
-def _as_start_failure() -> Iterator[None]:
-    """Report the end of codex during its first checks as a failed start."""
-    try:
-        yield
-    except CodexGone as gone:
-        raise CodexCannotStart(f"codex cannot start: {gone.sentence}", gone.tail) from gone
-
-
 def _opener(
     launch: Launch, settings: Settings, provider: ChosenProvider
 ) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    codex_settings = settings.config.codex
     # Imported before the event loop runs beside other imports.
     probe = _required_servers(settings, provider) if settings.mcp.required else None
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
         async with open_app_server(launch) as codex:
-            with _as_start_failure():
-                await check_sandbox(codex, codex_settings.sandbox, settings.workspace_dir, profile_of(settings))
+            try:
+                await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, profile_of(settings))
                 if probe is not None:
                     await probe(codex)
+            except CodexGone as gone:
+                raise CodexCannotStart(f"codex cannot start: {gone.sentence}", gone.tail) from gone
             yield codex
 
     return opened

@@ -150,17 +150,8 @@ def check_access(facts: Facts) -> Finding:
     return Finding("ok", text)
 
 
-def check_state(facts: Facts) -> Finding:
-    """Check that the state folder is writable."""
-    return _writable(facts.settings.state_dir)
-
-
-def check_codex_home(facts: Facts) -> Finding:
-    """Check that CODEX_HOME is writable."""
-    return _writable(facts.settings.codex_home)
-
-
-def _writable(folder: Path) -> Finding:
+def check_writable(folder: Path) -> Finding:
+    """Check that a folder is writable."""
     there = nearest_existing(folder)
     if not there.is_dir():
         raise CheckFailed(f"{folder} cannot be used: {there} is a file")
@@ -189,7 +180,7 @@ def check_workspace(facts: Facts) -> Finding:
         next(folder.iterdir(), None)
     try:
         if sandbox != "read-only":
-            _writable(folder)
+            check_writable(folder)
     except CheckFailed as error:
         remedy = "give this user write permission, or set codex.sandbox to read-only"
         return Finding("warning", f"{error}, so codex cannot change files", remedy)

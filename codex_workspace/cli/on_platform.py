@@ -1,6 +1,6 @@
 """Put our own host on the platform."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,8 +8,8 @@ from typing import ClassVar
 import anyio
 from google.protobuf.json_format import MessageToDict
 
+from codex_workspace.agent import Agent
 from codex_workspace.common.files import replace_file
-from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OPERATOR, PlatformSettings, Settings
 from codex_workspace.platform.active_tasks import TrackedExecutor
@@ -19,33 +19,24 @@ from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.inbox import inbox_slots
 from codex_workspace.platform.registration import Membership, join_platform
 from codex_workspace.server.app import Application
-from codex_workspace.storage.outbox import Outbox
-from codex_workspace.tasks.scheduling import AdmissionControl
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformMember:
-    """What an agent needs to be on the platform.
-
-    executor: replaces the agent's executor. task_counts: how tasks have ended. lasting_problem: why no message can be
-    answered, for a lasting reason.
-    """
+    """An agent on the platform; `executor` replaces its executor."""
 
     handler_class: ClassVar = DeadlineReplyHandler
 
     settings: Settings
     platform: PlatformSettings
     client: PlatformClient
-    outbox: Outbox
-    admission: AdmissionControl | None
+    agent: Agent
     executor: TrackedExecutor
-    task_counts: Callable[[], Mapping[TaskOutcome, int]]
-    lasting_problem: Callable[[], Awaitable[str | None]]
 
     @asynccontextmanager
     async def joined(self, app: Application, url: str, stop: anyio.Event) -> AsyncIterator[None]:
         """Be on the platform while the block is open; `stop` is set when the workspace is removed."""
-        admission, tasks = self.admission, self.executor.tasks
+        agent = self.agent
 
         def accept(secret: Secret) -> None:
             if read_secret(self.platform.secret_file) != secret:
@@ -63,11 +54,11 @@ class PlatformMember:
             # If callers need no token, the platform's messages cannot be told from others.
             frozenset({OWNER} if self.settings.tokens else {OWNER, OPERATOR}),
             accept,
-            tasks,
-            self.task_counts,
-            self.lasting_problem,
-            (lambda: len(tasks.texts)) if admission is None else (lambda: admission.running),
+            self.executor.tasks,
+            agent.telemetry.metrics.task_counts.copy,
+            agent.lasting_problem,
+            lambda: agent.admission.running,
         )
         assert isinstance(app.handler, DeadlineReplyHandler)
-        async with join_platform(member, self.client, self.outbox, app.front, app.handler, stop):
+        async with join_platform(member, self.client, agent.store.outbox, app.front, app.handler, stop):
             yield

@@ -205,16 +205,7 @@ def _platform_member(settings: Settings, agent: Agent) -> "PlatformMember | None
     from codex_workspace.cli.on_platform import PlatformMember
     from codex_workspace.platform.active_tasks import TrackedExecutor
 
-    return PlatformMember(
-        settings,
-        settings.platform,
-        agent.platform,
-        agent.store.outbox,
-        agent.admission,
-        TrackedExecutor(agent.executor),
-        agent.telemetry.metrics.task_counts.copy,
-        agent.lasting_problem,
-    )
+    return PlatformMember(settings, settings.platform, agent.platform, agent, TrackedExecutor(agent.executor))
 
 
 def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:

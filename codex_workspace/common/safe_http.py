@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cache
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -333,20 +333,21 @@ class SafeHttpClient:
         sent = {"Host": target.authority, "User-Agent": USER_AGENT, "Connection": "close", **headers}
         url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
         encoded = [(key.encode(), _header_value(value)) for key, value in sent.items()]
-        tls = self._tls if target.scheme == "https" else None
+        tls = tls_context() if target.scheme == "https" else None
         async with (
             httpcore.AsyncHTTPConnection(url.origin, tls, network_backend=self._network) as connection,
             connection.stream(method, url, headers=encoded, content=body) as response,
         ):
             yield response
 
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        """Created on first use, because loading the certificate authorities takes memory and tens of milliseconds."""
-        context = httpcore.default_ssl_context()
-        # Also trust the system's certificate authorities, or those of SSL_CERT_FILE.
-        context.load_default_certs()
-        return context
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return the process's TLS context; to load the certificate authorities takes memory and tens of milliseconds."""
+    context = httpcore.default_ssl_context()
+    # Also trust the system's certificate authorities, or those of SSL_CERT_FILE.
+    context.load_default_certs()
+    return context
 
 
 def _outcome_of(status: int, retry_after: str) -> RequestOutcome:

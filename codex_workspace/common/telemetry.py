@@ -186,21 +186,13 @@ class Metrics:
         self._tasks = self._counter("tasks", "Tasks by final state.", "state", TaskOutcome)
         kinds = TokenTotals.__dataclass_fields__
         self._tokens = self._counter("tokens", "Tokens by kind; no kind includes another.", "kind", kinds)
-        self._wait = self._histogram(
+        self.wait: Final = self._histogram(
             "message_wait_seconds", "Time from a message's acceptance to the start of its turn.", WAIT_S
         )
-        self._first_text = self._histogram(
+        self.first_text: Final = self._histogram(
             "turn_first_text_seconds", "Time from a turn's start to the first text of its answer.", FIRST_TEXT_S
         )
         self._turn = self._histogram("turn_seconds", "Time from a turn's start to its end.", TURN_S)
-
-    def observe_wait(self, seconds: float) -> None:
-        """Record how long a message waited for its turn."""
-        self._wait.observe(seconds)
-
-    def observe_first_text(self, seconds: float) -> None:
-        """Record the time to the first text of a turn."""
-        self._first_text.observe(seconds)
 
     def count_turn(self, outcome: TurnOutcome, seconds: float, tokens: TokenTotals) -> None:
         """Count a turn that ended, and its tokens."""

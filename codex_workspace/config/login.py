@@ -179,7 +179,8 @@ def update_login(codex_home: Path, provided: Secret) -> None:
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     try:
         stored = stored_login(codex_home)
-        if stored is None or not (_is_recorded(digest_file, digest) or _is_newer(stored, provided)):
+        is_recorded = digest_file.exists() and digest_file.read_bytes() == digest.encode()
+        if stored is None or not (is_recorded or _is_newer(stored, provided)):
             replace_file(file, content.encode())
             replace_file(digest_file, digest.encode())
             logger.info("wrote the subscription's login to %s", file)
@@ -189,10 +190,6 @@ def update_login(codex_home: Path, provided: Secret) -> None:
             f"CODEX_HOME: cannot write the login to {codex_home}: {error.strerror}; "
             "free disk space, or make the folder writable for this user"
         ) from error
-
-
-def _is_recorded(digest_file: Path, digest: str) -> bool:
-    return digest_file.exists() and digest_file.read_bytes() == digest.encode()
 
 
 def _is_newer(stored: Secret, provided: Secret) -> bool:

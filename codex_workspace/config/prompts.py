@@ -208,7 +208,8 @@ def link_skill_folders(codex_home: Path, skills: Sequence[Skill]) -> None:
     try:
         if wanted:
             folder.mkdir(parents=True, exist_ok=True)
-        existing = {link.name: os.readlink(link) for link in _links(folder)}
+        entries = folder.iterdir() if folder.is_dir() else ()
+        existing = {entry.name: os.readlink(entry) for entry in entries if entry.is_symlink()}
         for name in existing.keys() - wanted.keys():
             (folder / name).unlink()
         for name, target in wanted.items():
@@ -220,7 +221,3 @@ def link_skill_folders(codex_home: Path, skills: Sequence[Skill]) -> None:
             f"CODEX_HOME: cannot create links to the skills in {folder} ({error.strerror}: {error.filename}); "
             "remove the files in their place, or make the folder writable for this user"
         ) from error
-
-
-def _links(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if entry.is_symlink()] if folder.is_dir() else []

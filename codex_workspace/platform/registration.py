@@ -148,11 +148,8 @@ class PlatformHost:
         """
         is_registered, problem = False, ""
         while True:
-            changed, running, pause_s = (
-                self.membership.active_tasks.changed,
-                self.membership.running(),
-                SHORTEST_HEARTBEAT_S,
-            )
+            changed, running = self.membership.active_tasks.changed, self.membership.running()
+            pause_s = SHORTEST_HEARTBEAT_S
             try:
                 if not is_registered:
                     await self._register()

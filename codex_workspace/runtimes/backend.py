@@ -267,13 +267,7 @@ class BackendLifecycle(Protocol):
         """Return the current process statistics."""
 
 
-class _Busy(Protocol):
-    @property
-    def busy(self) -> bool:
-        """Whether a turn runs or waits."""
-
-
-B_co = TypeVar("B_co", bound=_Busy, covariant=True)
+B_co = TypeVar("B_co", bound=Thread, covariant=True)
 
 
 class ThreadRegistry(Generic[B_co]):

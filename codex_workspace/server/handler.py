@@ -183,7 +183,10 @@ class IdempotentHandler(DefaultRequestHandler):
             except _AcceptedMeanwhile as accepted:
                 known = accepted.delivery
             else:
-                return await self._settled(answer)
+                if isinstance(answer, Task):
+                    # The SDK reads the task while it is being saved.
+                    await self._store.tasks.settled(answer.id)
+                return answer
         if not params.configuration.return_immediately:
             async for _ in self._join(known, context):
                 pass
@@ -220,12 +223,6 @@ class IdempotentHandler(DefaultRequestHandler):
                 elif known is not None and known.contains(event):
                     continue
                 yield event
-
-    async def _settled(self, answer: Message | Task) -> Message | Task:
-        """Return an answer once its state is stored: the SDK reads the task while it is being saved."""
-        if isinstance(answer, Task):
-            await self._store.tasks.settled(answer.id)
-        return answer
 
     async def resume(self) -> int:
         """Resume the messages that an earlier process left unfinished, in their order; return their number."""
@@ -399,16 +396,14 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         if not is_answer and context_id is None and self._one_main_context:
             context_id = await self._store.main_context(context.user.user_name)
         task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
+        slot: AbstractContextManager[None] = nullcontext()
         # An answer to a question needs no place in the queue, because its task already has one.
-        with nullcontext() if is_answer else self._reserve_slot(context, context_id, message_id or task_id):
+        if self._admission is not None and not is_answer:
+            slot = self._admission.enter(context.user.user_name, context_id, message_id or task_id)
+        with slot:
             if message_id:
                 await self._store_message(params, context, task_id, context_id)
         return _request_context(context, params, task_id, context_id)
-
-    def _reserve_slot(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:
-        if self._admission is None:
-            return nullcontext()
-        return self._admission.enter(context.user.user_name, context_id, message)
 
     async def _store_message(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str

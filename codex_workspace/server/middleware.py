@@ -46,12 +46,10 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from google._upb._message import Descriptor as UpbDescriptor
-    from google._upb._message import EnumDescriptor as UpbEnumDescriptor
     from google._upb._message import FieldDescriptor as UpbFieldDescriptor
-    from google.protobuf.descriptor import Descriptor, EnumDescriptor
+    from google.protobuf.descriptor import Descriptor
 
     AnyDescriptor: TypeAlias = Descriptor | UpbDescriptor
-    AnyEnum: TypeAlias = EnumDescriptor | UpbEnumDescriptor
     AnyField: TypeAlias = FieldDescriptor | UpbFieldDescriptor
 
 RPC_PATH: Final = "/"

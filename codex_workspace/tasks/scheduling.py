@@ -199,10 +199,9 @@ class AdmissionControl:
         self._slots.release()
 
     def _remove_broken_promises(self) -> None:
-        too_old = self.clock() - PROMISE_S
-        broken = [key for key, slot in self._slots_by_message.items() if _is_broken(slot, too_old)]
-        for key in broken:
-            del self._slots_by_message[key]
+        too_old, slots = self.clock() - PROMISE_S, self._slots_by_message
+        for key in [key for key, slot in slots.items() if slot.phase is _Phase.PROMISED and slot.since <= too_old]:
+            del slots[key]
 
     def _check(self, owner: str, context_id: str) -> None:
         waiting = [slot for slot in self._slots_by_message.values() if slot.phase in _WAITING]
@@ -217,7 +216,3 @@ class AdmissionControl:
         """Return in how many seconds one of `lanes` concurrent turns is expected to end."""
         turn_s = sum(self._durations) / len(self._durations) if self._durations else UNKNOWN_TURN_S
         return max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(turn_s / lanes)))
-
-
-def _is_broken(slot: QueueSlot, too_old: float) -> bool:
-    return slot.phase is _Phase.PROMISED and slot.since <= too_old

@@ -65,7 +65,7 @@ class MessageTelemetry:
         since = self._telemetry.clock()
         with self._span.start_child("wait", {}):
             yield
-        self._telemetry.metrics.observe_wait(self._telemetry.clock() - since)
+        self._telemetry.metrics.wait.observe(self._telemetry.clock() - since)
 
     @contextmanager
     def turn(self) -> Iterator["TurnTelemetry"]:
@@ -108,7 +108,7 @@ class TurnTelemetry:
             case Text() | AgentMessage():
                 if not self._has_text:
                     self._has_text = True
-                    self._telemetry.metrics.observe_first_text(self._telemetry.clock() - self._since)
+                    self._telemetry.metrics.first_text.observe(self._telemetry.clock() - self._since)
             case ToolUse():
                 name, about = _tool_span(event)
                 self._items[event.id] = self._span.start_child(name, {"codex.item.id": event.id, **about})

@@ -6,13 +6,11 @@ connections are made to public addresses only (`safe_http.AddressGuard`).
 
 import logging
 import re
-import ssl
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Final
 
 import anyio
@@ -36,7 +34,14 @@ from a2a.utils.errors import A2AError
 
 from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
 from codex_workspace.common.errors import ToolRefused
-from codex_workspace.common.safe_http import USER_AGENT, AddressGuard, AllowList, GuardedNetwork, TargetRefused
+from codex_workspace.common.safe_http import (
+    USER_AGENT,
+    AddressGuard,
+    AllowList,
+    GuardedNetwork,
+    TargetRefused,
+    tls_context,
+)
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import PeerEntry
 
@@ -327,11 +332,11 @@ class PeerTransport(httpx.AsyncHTTPTransport):
     """Reaches one peer: its origin only, checked addresses, no proxies; its responses are limited in size."""
 
     def __init__(self, peer: PeerEntry) -> None:
-        super().__init__(verify=_tls(), trust_env=False)
+        super().__init__(verify=tls_context(), trust_env=False)
         self._origin = _origin(httpx.URL(peer.url))
         guard = AddressGuard(_ANYWHERE if peer.allow_private else AllowList())
         # httpx has no parameter for the network.
-        self._pool = httpcore.AsyncConnectionPool(_tls(), network_backend=GuardedNetwork(guard, CONNECT_S))
+        self._pool = httpcore.AsyncConnectionPool(tls_context(), network_backend=GuardedNetwork(guard, CONNECT_S))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request and return the response; its body is streamed.
@@ -376,11 +381,3 @@ class _Bounded(httpx.AsyncByteStream):
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:
     return url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    # Cached: loading the certificate authorities takes tens of milliseconds.
-    context = httpcore.default_ssl_context()
-    context.load_default_certs()
-    return context

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codex_workspace.common import safe_http
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.safe_http import (
     MAX_URL_CHARS,
@@ -347,6 +348,8 @@ def certificate(tmp_path: Path) -> Path:
 
 async def test_over_tls_the_name_counts_not_the_address(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    # Without its cache, which may hold a context that was made before.
+    monkeypatch.setattr(safe_http, "tls_context", safe_http.tls_context.__wrapped__)
     asked_for: list[str | None] = []
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
