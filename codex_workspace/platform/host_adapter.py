@@ -186,12 +186,8 @@ class RuntimeHostAdapter(AgentExecutor):
                     message.context_id = context.message.context_id
                 request = SendMessageRequest(message=message)
                 results = await self._add_results(request, call)
-            if (
-                results is not None
-                and results.is_replay
-                and not results.text
-                and _text(message).startswith(WAKE_UP_MESSAGE)
-            ):
+            is_wake_up = _text(message).startswith(WAKE_UP_MESSAGE)
+            if is_wake_up and results is not None and results.is_replay and not results.text:
                 await anyio.to_thread.run_sync(self._results.mark_reported, results)
                 return None
             task = await self.replies.start(request, call)
