@@ -256,11 +256,7 @@ async def _prune_files(workspace: Path, store: Store, keep_days: float) -> None:
 
 
 def _thread_factory(
-    settings: Settings,
-    provider: ChosenProvider,
-    store: Store,
-    codex: CodexSupervisor,
-    tools: "ToolServer | None",
+    settings: Settings, provider: ChosenProvider, store: Store, codex: CodexSupervisor, tools: "ToolServer | None"
 ) -> Callable[[str, str], CodexThread]:
     options = thread_options(settings, provider)
     config = settings.config.codex

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -243,8 +244,13 @@ def _supervisor_limits(settings: Settings) -> SupervisorLimits:
 def _opener(
     launch: Launch, settings: Settings, provider: ChosenProvider
 ) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    # Imported before the event loop runs beside other imports.
-    probe = _required_servers(settings, provider) if settings.mcp.required else None
+    probe: Callable[[Connection], Awaitable[object]] | None = None
+    if settings.mcp.required:
+        # Imported before the event loop runs beside other imports.
+        from codex_workspace.codex.thread import probe_mcp_servers
+
+        options, timeout_s = thread_options(settings, provider), settings.config.codex.request_timeout_s
+        probe = partial(probe_mcp_servers, options=options, timeout_s=timeout_s)
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
@@ -258,10 +264,3 @@ def _opener(
             yield codex
 
     return opened
-
-
-def _required_servers(settings: Settings, provider: ChosenProvider) -> Callable[[Connection], Awaitable[object]]:
-    from codex_workspace.codex.thread import probe_mcp_servers
-
-    options = thread_options(settings, provider)
-    return lambda codex: probe_mcp_servers(codex, options, settings.config.codex.request_timeout_s)

@@ -87,13 +87,7 @@ def explained(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        OSError,
-        ImportError,
-        httpx.HTTPError,
-        httpx.InvalidURL,
-        subprocess.SubprocessError,
-    ) as error:
+    except (OSError, ImportError, httpx.HTTPError, httpx.InvalidURL, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n", 1)[0]
         raise CheckFailed(f"{what}: {reason or type(error).__name__}") from error
 

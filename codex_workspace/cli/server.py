@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from a2a.server.agent_execution import AgentExecutor
@@ -30,7 +30,7 @@ from codex_workspace.server.card import Signer
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
 from codex_workspace.server.push import PushService, open_push
-from codex_workspace.server.sockets import GrpcListener, reachable
+from codex_workspace.server.sockets import reachable
 from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.live_output import ITEMS
@@ -68,8 +68,6 @@ def load_executor(name: str) -> AgentExecutor:
 
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 EXTENSIONS = (
     AgentExtension(uri=USAGE, description="Token usage of a turn, in the metadata of its last status."),
@@ -230,23 +228,17 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
     return views
 
 
-def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
-    """Return host:port of gRPC for clients; None if gRPC is off."""
-    if listener is None:
-        return None
-    host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
-    return settings.config.a2a.grpc_url or f"{reachable(host)}:{listener.port}"
-
-
 def server_options(settings: Settings, place: ListeningPlace, sign: Signer | None) -> ServerOptions:
     """Return the options of the server that do not depend on the executor."""
     config, limits = settings.config, settings.config.limits
+    host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
+    grpc_url = None if place.grpc is None else config.a2a.grpc_url or f"{reachable(host)}:{place.grpc.port}"
     return ServerOptions(
         name=config.name,
         description=config.description or "An agent that works on code with OpenAI Codex.",
         version=config.version or __version__,
         url=place.url,
-        grpc_url=grpc_url_of(settings, place.grpc),
+        grpc_url=grpc_url,
         tokens={name: token.reveal() for name, token in settings.tokens.items()},
         max_body_bytes=limits.max_message_bytes,
         one_main_context=config.codex.conversations == "main",

@@ -98,10 +98,7 @@ class AppServerRuntime:
     """
 
     def __init__(
-        self,
-        connect: Callable[[], AbstractAsyncContextManager[Connection]],
-        limits: TurnLimits,
-        servers: McpServers,
+        self, connect: Callable[[], AbstractAsyncContextManager[Connection]], limits: TurnLimits, servers: McpServers
     ) -> None:
         self._connect = connect
         self._limits = limits

@@ -97,11 +97,7 @@ class TranscriptReader:
 
 
 def transcript_page(
-    lines: list[JsonValue] | None = None,
-    since: int = 0,
-    *,
-    has_more: bool = False,
-    source: str | None = None,
+    lines: list[JsonValue] | None = None, since: int = 0, *, has_more: bool = False, source: str | None = None
 ) -> JsonObject:
     """Return a page in the platform's shape; without arguments, an empty one."""
     return {

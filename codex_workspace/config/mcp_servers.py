@@ -24,8 +24,7 @@ from codex_workspace.config.environment import (
 from codex_workspace.config.validation import EnvName, Items, Seconds, Section, Slug, Text, matching, problem
 
 McpUrl = Annotated[
-    str,
-    matching(r"https?://[^\s/?#@\\]+(/[^\s#\\]*)?", "an http:// or https:// URL without user name and fragment"),
+    str, matching(r"https?://[^\s/?#@\\]+(/[^\s#\\]*)?", "an http:// or https:// URL without user name and fragment")
 ]
 HeaderName = Annotated[str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of an HTTP header")]
 
@@ -33,10 +32,7 @@ SHORTEST_SECRET: Final = 8
 """Shorter values are not redacted: they would match ordinary words."""
 
 _PLAIN: Final = frozenset(
-    {
-        *Environment.model_fields,
-        *("USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "HOSTNAME", "PWD"),
-    }
+    {*Environment.model_fields, *("USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "HOSTNAME", "PWD")}
 )
 """Variables without a secret; their values are not redacted."""
 

@@ -53,9 +53,7 @@ BUILT_IN: tuple[ProviderEntry, ...] = (
         model_prefixes=("gpt-", "o", "codex-"),
     ),
     ProviderEntry(
-        name="chatgpt",
-        auth_mode="chatgpt_subscription",
-        auth_env=("CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
+        name="chatgpt", auth_mode="chatgpt_subscription", auth_env=("CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON")
     ),
 )
 

@@ -47,9 +47,7 @@ class TrackedExecutor(AgentExecutor):
     """An executor whose messages are tracked. `text_of` returns what is shown of a message."""
 
     def __init__(
-        self,
-        executor: AgentExecutor,
-        text_of: Callable[[RequestContext], str] = RequestContext.get_user_input,
+        self, executor: AgentExecutor, text_of: Callable[[RequestContext], str] = RequestContext.get_user_input
     ) -> None:
         self.tasks = ActiveTasks()
         self._executor = executor

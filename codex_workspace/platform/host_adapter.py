@@ -186,7 +186,8 @@ class RuntimeHostAdapter(AgentExecutor):
                     message.context_id = context.message.context_id
                 request = SendMessageRequest(message=message)
                 results = await self._add_results(request, call)
-            if results is not None and results.is_replay and not results.text and _is_wake_up(message):
+            is_wake_up = _text(message).startswith(WAKE_UP_MESSAGE)
+            if is_wake_up and results is not None and results.is_replay and not results.text:
                 await anyio.to_thread.run_sync(self._results.mark_reported, results)
                 return None
             task = await self.replies.start(request, call)
@@ -304,10 +305,6 @@ def _text_as_sent(context: RequestContext) -> str:
 def _text(message: Message) -> str:
     """Return a message's text, joined as the runtime does it."""
     return " ".join(part.text for part in message.parts if part.text)
-
-
-def _is_wake_up(message: Message) -> bool:
-    return _text(message).startswith(WAKE_UP_MESSAGE)
 
 
 def _call(context: RequestContext) -> ServerCallContext:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -94,12 +94,10 @@ class PlatformHost:
     inbox: Inbox
     handler: DeadlineReplyHandler
     stop: anyio.Event
-
-    def __post_init__(self) -> None:
-        self._mode: DeliveryMode | None = None
-        self._mode_changed = anyio.Event()
-        self._started_at = time.monotonic()
-        self._errors = ErrorRate()
+    _mode: DeliveryMode | None = None
+    _mode_changed: anyio.Event = field(default_factory=anyio.Event)
+    _started_at: float = field(default_factory=time.monotonic)
+    _errors: ErrorRate = field(default_factory=ErrorRate)
 
     async def run(self) -> None:
         """Resume the messages of an earlier process, register, and stay registered until removed or cancelled."""

@@ -132,8 +132,10 @@ class ReplySender:
     async def _send(self, message: OutboxMessage) -> None:
         text = reply_text(message)
         if message.route is Route.PEER:
+            # The same id for each attempt, by which the peer recognizes a repeated reply.
+            id_ = str(uuid.uuid5(_NAMESPACE, message.id))
             # The peer's reply to this is dropped: two agents would answer each other for ever.
-            await self._client.send(message.peer, text, reply_id(message), _reply_metadata(message))
+            await self._client.send(message.peer, text, id_, _reply_metadata(message))
             self._silent_since.pop(message.peer, None)
         elif message.route is not Route.NONE:
             await self._client.notify(text)
@@ -201,11 +203,6 @@ def reply_text(message: OutboxMessage) -> str:
     """Return a reply's text as it is sent."""
     text = f"{FAILED}{message.reply}" if message.is_failure else message.reply
     return text if len(text) <= MAX_REPLY_CHARS else text[: MAX_REPLY_CHARS - len(CUT)] + CUT
-
-
-def reply_id(message: OutboxMessage) -> str:
-    """Return the message id of a reply: the same for each attempt."""
-    return str(uuid.uuid5(_NAMESPACE, message.id))
 
 
 def _reply_metadata(message: OutboxMessage) -> JsonObject:

@@ -103,8 +103,10 @@ class PlatformPeers:
                 "peer needs."
             )
         until = anyio.current_time() + wait_s
-        target = _find_peer(await self._known(), peer)
-        handle = PeerTaskHandle(target.id, await self._start(target.id, task))
+        found = [each.id for each in await self._known() if peer in (each.id, each.name)]
+        if len(found) != 1:
+            raise ToolRefused("No peer, or more than one, has that name; use an ID from list_peers.")
+        handle = PeerTaskHandle(found[0], await self._start(found[0], task))
         return await self._follow(handle, until, Delegation(handle.task))
 
     async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
@@ -227,13 +229,6 @@ class PlatformNotifier:
                     "It is unknown whether the user received the message; do not send it again."
                 ) from error
             raise
-
-
-def _find_peer(peers: Sequence[PlatformPeer], name: str) -> PlatformPeer:
-    found = [peer for peer in peers if name in (peer.id, peer.name)]
-    if len(found) != 1:
-        raise ToolRefused("No peer, or more than one, has that name; use an ID from list_peers.")
-    return found[0]
 
 
 def _report(handle: PeerTaskHandle, ended: Delegation) -> PeerTaskReport:

@@ -333,16 +333,10 @@ _OF_TURN: Final[dict[str, _Reader]] = {
 }
 """Notifications that carry the id of a turn. Source: the schema of codex 0.163, and recordings of 0.169."""
 
-_OF_WHOLE_TURN: Final[dict[str, _Reader]] = {
-    "turn/started": lambda _: TurnStarted(),
-    "turn/completed": turn_completed,
-}
+_OF_WHOLE_TURN: Final[dict[str, _Reader]] = {"turn/started": lambda _: TurnStarted(), "turn/completed": turn_completed}
 """Notifications that carry the turn itself, and with it its id."""
 
-_OF_THREAD: Final[dict[str, _Reader]] = {
-    "thread/status/changed": _thread_status,
-    "warning": _OF_TURN["warning"],
-}
+_OF_THREAD: Final[dict[str, _Reader]] = {"thread/status/changed": _thread_status, "warning": _OF_TURN["warning"]}
 """Notifications that carry a thread and no turn; others of this kind are not about turns."""
 
 _STARTED: Final[dict[str, _Reader]] = {

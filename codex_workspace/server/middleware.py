@@ -75,12 +75,7 @@ CONTENT: Final = "codex_workspace.content"
 MAX_0_3_NESTING: Final = 45
 """The nesting limit of 0.3 parameters: the SDK's translation to 1.0 fails above it. Content has a lower limit."""
 
-STATUS_NAMES: Final = {
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    405: "UNIMPLEMENTED",
-}
+STATUS_NAMES: Final = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 405: "UNIMPLEMENTED"}
 INVALID: Final = "INVALID_ARGUMENT"
 """The canonical status names in HTTP+JSON errors, and that of all other statuses."""
 

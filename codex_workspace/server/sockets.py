@@ -38,16 +38,13 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        remedy = "stop the other program or choose another port"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = "set A2A_HOST to an address of this machine, such as 127.0.0.1 or 0.0.0.0"
         raise ConfigError(
-            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; {_remedy(error)}"
+            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; {remedy}"
         ) from error
     return listener
-
-
-def _remedy(error: OSError) -> str:
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return "set A2A_HOST to an address of this machine, such as 127.0.0.1 or 0.0.0.0"
-    return "stop the other program or choose another port"
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,7 @@ async def _task(client: Client, handle: PeerTaskHandle) -> Task:
 async def _followed(client: Client, peer: str, task: Task, until: float) -> PeerTaskReport:
     """Poll the task until it ends or asks for input, or until the deadline."""
     pause_s = FIRST_POLL_S
-    handle = _handle(peer, task)
+    handle = PeerTaskHandle(peer, task.id) if _TASK_ID.fullmatch(task.id) else None
     while task.status.state in WORKING and handle is not None:
         left_s = until - anyio.current_time()
         if left_s <= 0:
@@ -256,10 +256,6 @@ async def _followed(client: Client, peer: str, task: Task, until: float) -> Peer
                     peer, PeerTaskState.UNREACHABLE, handle=handle, note=f"The peer {_problem(error)}."
                 )
     return _report(peer, task, handle)
-
-
-def _handle(peer: str, task: Task) -> PeerTaskHandle | None:
-    return PeerTaskHandle(peer, task.id) if _TASK_ID.fullmatch(task.id) else None
 
 
 def _report(peer: str, task: Task, handle: PeerTaskHandle | None) -> PeerTaskReport:

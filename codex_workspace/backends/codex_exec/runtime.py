@@ -94,10 +94,7 @@ class CodexExec:
 
     @asynccontextmanager
     async def run(
-        self,
-        prompt: str,
-        options: RunOptions = DEFAULT_OPTIONS,
-        variables: Mapping[str, str] = NO_VARIABLES,
+        self, prompt: str, options: RunOptions = DEFAULT_OPTIONS, variables: Mapping[str, str] = NO_VARIABLES
     ) -> AsyncIterator[CliRun]:
         """Run a prompt; leaving the block ends the process.
 
@@ -154,9 +151,7 @@ class CodexExec:
         register: Callable[[str], object],
     ) -> AsyncIterator[CliRun]:
         launch = replace(
-            self.launch,
-            handed={**self.launch.handed, **variables},
-            secrets=[*self.launch.secrets, *variables.values()],
+            self.launch, handed={**self.launch.handed, **variables}, secrets=[*self.launch.secrets, *variables.values()]
         )
         mark = new_mark(launch)
         settings = {**LAUNCH_OVERRIDES, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **launch.overrides}
@@ -210,8 +205,10 @@ class LoginLock:
                 # Another process writes the file, so it is polled.
                 await anyio.sleep(LOOK_AGAIN_S)
                 due_at = await _refresh_due_at(self._home)
-        if patience.cancelled_caught and due_at is not None:
-            self._give_up(due_at, last_start)
+        # Not if the login is being written, or was not due yet when the last run started.
+        if patience.cancelled_caught and due_at is not None and -math.inf < due_at < last_start:
+            logger.warning("codex has not refreshed the login within %g s; further runs do not wait", PATIENCE_S)
+            self._given_up = due_at
         is_due = due_at is not None
         if is_due:
             self._last_start = time.time()
@@ -220,12 +217,6 @@ class LoginLock:
             yield
         finally:
             self._refreshing -= is_due
-
-    def _give_up(self, due_at: float, last_start: float) -> None:
-        """Remember the login, unless it is being written, or was not due yet when the last run started."""
-        if -math.inf < due_at < last_start:
-            logger.warning("codex has not refreshed the login within %g s; further runs do not wait", PATIENCE_S)
-            self._given_up = due_at
 
 
 async def wait_for_refresh(codex_home: Path, is_over: Callable[[], bool]) -> None:

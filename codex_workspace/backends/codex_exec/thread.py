@@ -171,15 +171,10 @@ class ExecThread:
                 left_out = self._servers.leave_out_failed(str(failed), left_out)
             else:
                 self._servers.started(left_out)
-                note = "\n".join(filter(None, (started.note, *self._new_problems())))
-                return replace(started, note=note or None)
-
-    def _new_problems(self) -> list[str]:
-        """Return the problems of MCP servers that this context has not reported yet."""
-        problems = self._servers.problems()
-        new = [sentence for name, sentence in problems.items() if name not in self._reported_problems]
-        self._reported_problems = problems
-        return new
+                problems = self._servers.problems()
+                new = [sentence for name, sentence in problems.items() if name not in self._reported_problems]
+                self._reported_problems = problems
+                return replace(started, note="\n".join(filter(None, (started.note, *new))) or None)
 
     async def _start_or_resume(self, prompt: str, run: RunOptions, stack: AsyncExitStack) -> StartedTurn[ExecTurn]:
         known = await self._memory.load()
