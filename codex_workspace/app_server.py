@@ -13,12 +13,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace import __version__
 from codex_workspace.common.concurrency import PipeReader, PipeWriter, task_group
-from codex_workspace.common.errors import (
-    CodexCannotStart,
-    CodexGone,
-    CodexRefused,
-    CodexTimeout,
-)
+from codex_workspace.common.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout
 from codex_workspace.common.processes import kill_marked
 from codex_workspace.common.values import JsonObject, JsonValue, Version, find_version, format_version
 from codex_workspace.protocol.app_server_reader import STARTUP, McpStatusTracker, is_quiet, piece_of

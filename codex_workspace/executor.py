@@ -8,18 +8,19 @@ How messages reach it:
   recognizes a resent message nor resumes one after a restart. `host_adapter` (`platform.host_adapter`) therefore takes
   these calls: it passes each message to an `IdempotentHandler` of its own, which calls `execute` again with `HANDLED`
   in the call's state, and answers the host with one message.
-- **An inbox** (`platform.inbox`) holds messages that the host does not deliver. It is read with the handler of
-  `host_adapter`, so that the rules for stored messages hold there as well.
+- **An inbox** (`InboxSource`, supplied by `platform`) holds messages that the host does not deliver. `poll` reads it
+  with the handler of `host_adapter`, so that the rules for stored messages hold there as well.
 
 `tasks.answering` answers one message, and `tasks.replies` converts a turn's events into A2A events.
 """
 
 from itertools import dropwhile, takewhile
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
+from a2a.server.request_handlers import RequestHandler
 from a2a.types import Message, SendMessageRequest, TaskState
 from anyio.abc import TaskGroup
 
@@ -48,6 +49,13 @@ STOP_TIMEOUT_S: Final = 2.0
 """The same while the agent stops; with the grace period and the end of codex the sum must stay below 10 s."""
 
 
+class InboxSource(Protocol):
+    """Messages that are stored outside of this process until the agent fetches and acknowledges them."""
+
+    async def run(self, handler: RequestHandler) -> None:
+        """Fetch messages until cancelled: pass each to `handler`, send its answer, then acknowledge the message."""
+
+
 class CodexAppServerExecutor(AgentExecutor):
     """Answers A2A messages with turns of a codex app-server.
 
@@ -62,6 +70,7 @@ class CodexAppServerExecutor(AgentExecutor):
         question_timeout_s: how long a question waits for an answer before it is declined.
         asks_people: whether questions are passed on at all; otherwise each is declined at once.
         telemetry: records messages and turns.
+        inbox: messages that the host does not deliver; see `poll`.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class CodexAppServerExecutor(AgentExecutor):
         *,
         asks_people: bool = True,
         telemetry: Telemetry | None = None,
+        inbox: InboxSource | None = None,
     ) -> None:
         self.telemetry = telemetry or Telemetry()
         self.threads = threads
@@ -87,6 +97,7 @@ class CodexAppServerExecutor(AgentExecutor):
         self.question_timeout_s = question_timeout_s
         self.asks_people = asks_people
         self.redactor = redactor or Redactor()
+        self.inbox = inbox
         self.host_adapter: AgentExecutor | None = None
         self._tasks = tasks
         self._jobs: dict[str, Job] = {}
@@ -96,6 +107,11 @@ class CodexAppServerExecutor(AgentExecutor):
     def running(self) -> int:
         """How many tasks run, wait for their turn, or wait for an answer to a question."""
         return len(self._jobs)
+
+    async def poll(self, handler: RequestHandler) -> None:
+        """Answer the messages of the inbox through `handler` until cancelled; return at once without an inbox."""
+        if self.inbox is not None:
+            await self.inbox.run(handler)
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Answer one message, or pass an answer on to the task that asked the question.

@@ -22,7 +22,7 @@ from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.host_adapter import DelegationResults, RuntimeHostAdapter, open_host_adapter
-from codex_workspace.platform.inbox import answer_inbox
+from codex_workspace.platform.inbox import PlatformInbox
 from codex_workspace.platform.runtime_contract import is_smoke_test, report_wedge
 
 logger = logging.getLogger(__name__)
@@ -157,9 +157,8 @@ async def _open_running(
             if not is_smoke:
                 tasks.start_soon(report_unhealthy, lambda: _lasting_problem(agent))
             if agent.platform is not None and not is_smoke:
-                tasks.start_soon(
-                    answer_inbox, agent.platform, agent.store.outbox, adapter.replies, settings, adapter.handler
-                )
+                agent.executor.inbox = PlatformInbox(agent.platform, agent.store.outbox, adapter.replies, settings)
+                tasks.start_soon(agent.executor.poll, adapter.handler)
             try:
                 yield _Running(agent, adapter)
             finally:

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
@@ -25,13 +26,7 @@ from codex_workspace.launching import open_launched, secrets_of
 from codex_workspace.server.sockets import GrpcListener, bind, bind_grpc, reachable
 
 if TYPE_CHECKING:
-    from codex_workspace.config.providers import ChosenProvider
-    from codex_workspace.launching import Launched
     from codex_workspace.server.card import Signer
-
-    ServeCodex: TypeAlias = Callable[
-        [Settings, ChosenProvider, Launched, "ListeningPlace", Signer | None], Awaitable[None]
-    ]
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +68,13 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
             if launched.codex is not None:
                 launched.codex.start_soon()
             # In a thread, so that this one can talk to codex meanwhile.
-            importing = partial(anyio.to_thread.run_sync, _import_server, abandon_on_cancel=True)
-            serve_codex = await unless(place.stop, importing)
-            if serve_codex is not None:
+            importing = partial(
+                anyio.to_thread.run_sync, import_module, "codex_workspace.cli.server", abandon_on_cancel=True
+            )
+            if await unless(place.stop, importing) is not None:
+                from codex_workspace.cli.server import serve_codex
+
                 await serve_codex(settings, provider, launched, place, sign)
-
-
-def _import_server() -> "ServeCodex":
-    from codex_workspace.cli.server import serve_codex
-
-    return serve_codex
 
 
 def card_signer_of(settings: Settings) -> "Signer | None":

@@ -192,20 +192,29 @@ class Inbox:
             self._acknowledges = await self._client.acknowledge(settled.seq)
 
 
-async def answer_inbox(
-    client: PlatformClient, outbox: Outbox, replies: DeadlineReplies, settings: Settings, handler: RequestHandler
-) -> None:
-    """Resume the messages of an earlier process and send late answers, until cancelled; poll if so configured.
+class PlatformInbox:
+    """The inbox as the executor's `InboxSource`: sends answers that are late, and polls if so configured."""
 
-    The inbox's messages belong to the same principal, and so the same thread, as the runtime's.
-    """
-    config = settings.config.platform
-    async with open_dispatcher(client, outbox, handler) as dispatcher:
-        replies.late, replies.deadline_s = dispatcher, config.answer_within_s
-        try:
-            await dispatcher.resume()
-            if config.delivery == "poll":
-                await Inbox(client, outbox, dispatcher, inbox_slots(settings), OPERATOR).run(anyio.Event())
-        except WorkspaceRemoved:
-            logger.warning("the workspace was removed from the platform; its inbox is no longer read")
-        await anyio.sleep_forever()
+    def __init__(self, client: PlatformClient, outbox: Outbox, replies: DeadlineReplies, settings: Settings) -> None:
+        self._client = client
+        self._outbox = outbox
+        self._replies = replies
+        self._settings = settings
+
+    async def run(self, handler: RequestHandler) -> None:
+        """Resume the messages of an earlier process, then poll; until cancelled."""
+        config = self._settings.config.platform
+        async with open_dispatcher(self._client, self._outbox, handler) as dispatcher:
+            self._replies.late, self._replies.deadline_s = dispatcher, config.answer_within_s
+            try:
+                await dispatcher.resume()
+                if config.delivery == "poll":
+                    await self._poll(dispatcher)
+            except WorkspaceRemoved:
+                logger.warning("the workspace was removed from the platform; its inbox is no longer read")
+            await anyio.sleep_forever()
+
+    async def _poll(self, dispatcher: Dispatcher) -> None:
+        """Read the inbox. Its messages belong to the same principal, and so the same thread, as the runtime's."""
+        inbox = Inbox(self._client, self._outbox, dispatcher, inbox_slots(self._settings), OPERATOR)
+        await inbox.run(anyio.Event())

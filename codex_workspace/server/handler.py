@@ -312,6 +312,7 @@ class IdempotentHandler(DefaultRequestHandler):
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
             while True:
+                await self._store.tasks.settled(delivery.task_id)
                 task = await self._store.tasks.get(delivery.task_id, context)
                 if task is not None:
                     return task
@@ -395,7 +396,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         is_answer, message_id = task_id is not None, params.message.message_id
         if not is_answer and context_id is None and self._one_main_context:
             context_id = await self._store.main_context(context.user.user_name)
-        task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
+        task_id, context_id = task_id or self._store.tasks.make_id(), context_id or str(uuid.uuid4())
         slot: AbstractContextManager[None] = nullcontext()
         # An answer to a question needs no place in the queue, because its task already has one.
         if self._admission is not None and not is_answer:

@@ -4,7 +4,7 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from codex_workspace.storage.database import Connection, Database, nullable, retry_until_stored
+from codex_workspace.storage.database import Connection, Database, retry_until_stored
 
 
 async def main_context(database: Database, owner: str) -> str:
@@ -41,7 +41,9 @@ class ContextThreadId:
 
     async def _load(self, column: str) -> str | None:
         query = f"select {column} from contexts where owner = ? and context_id = ?"
-        return await self.database.lookup(lambda rows: rows.first(nullable, query, self.owner, self.context_id))
+        return await self.database.lookup(
+            lambda rows: rows.first(lambda value: value, query, self.owner, self.context_id)
+        )
 
     @retry_until_stored
     async def save(self, thread_id: str, instructions: str | None = None) -> None:

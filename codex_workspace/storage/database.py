@@ -149,11 +149,6 @@ def placeholders(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values)) or "null"
 
 
-def nullable(value: T | None) -> T | None:
-    """Return a column that may be null; for `Connection.first`."""
-    return value
-
-
 class Database:
     """An open database; use it in the event loop that opened it."""
 

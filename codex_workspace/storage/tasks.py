@@ -38,32 +38,6 @@ MAX_NEW_IDS: Final = 1000
 MAX_TIME_NS: Final = (1 << 63) - 1
 
 
-class TaskIdFactory:
-    """Generates the IDs of new tasks, and remembers those that have not been saved.
-
-    The SDK looks up a task that it has just created three times; each lookup would be a query.
-    """
-
-    def __init__(self) -> None:
-        self._made: OrderedDict[str, None] = OrderedDict()
-
-    def __contains__(self, task_id: str) -> bool:
-        """Whether the ID was generated here and its task has not been saved."""
-        return task_id in self._made
-
-    def make(self) -> str:
-        """Return a new ID."""
-        task_id = str(uuid.uuid4())
-        self._made[task_id] = None
-        if len(self._made) > MAX_NEW_IDS:
-            self._made.popitem(last=False)
-        return task_id
-
-    def forget(self, task_id: str) -> None:
-        """Record that the task was saved."""
-        self._made.pop(task_id, None)
-
-
 @dataclass(slots=True)
 class _OpenTask:
     """A task that this process works on, or whose newest state is not on the disk.
@@ -88,13 +62,21 @@ class TaskStore(SdkTaskStore):
     """The tasks of all owners, who see only their own ones."""
 
     def __init__(self, database: Database, deliveries: Deliveries, delay_s: float = DELAY_S) -> None:
-        self.new_ids: Final = TaskIdFactory()
+        self._new_ids: OrderedDict[str, None] = OrderedDict()
         self._database = database
         self._deliveries = deliveries
         self._delay_s = delay_s
         self._open: dict[tuple[str, str], _OpenTask] = {}
         self._storing: dict[str, asyncio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def make_id(self) -> str:
+        """Return the ID of a new task. The SDK looks it up three times before it saves the task, without a query."""
+        task_id = str(uuid.uuid4())
+        self._new_ids[task_id] = None
+        if len(self._new_ids) > MAX_NEW_IDS:
+            self._new_ids.popitem(last=False)
+        return task_id
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
         """Save a task; what could not be computed again is on the disk on return."""
@@ -123,7 +105,7 @@ class TaskStore(SdkTaskStore):
             known.is_dirty = False
         try:
             await self._write(_row_of(key[0], task))
-            self.new_ids.forget(task.id)
+            self._new_ids.pop(task.id, None)
             if task.status.state in WORKING:
                 known = self._open.setdefault(key, _OpenTask(key[0], task, TaskStatus()))
                 known.show(task)
@@ -141,7 +123,7 @@ class TaskStore(SdkTaskStore):
         known = self._open.setdefault(key, _OpenTask(key[0], task, TaskStatus()))
         known.show(task)
         known.is_dirty = True
-        self.new_ids.forget(task.id)
+        self._new_ids.pop(task.id, None)
         self._write_soon()
 
     @retry_until_stored
@@ -161,7 +143,7 @@ class TaskStore(SdkTaskStore):
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
         """Return a copy of the task's newest state; None if the caller has no such task."""
         owner = resolve_user_scope(context)
-        if task_id in self.new_ids:
+        if task_id in self._new_ids:
             return None
         known = self._open.get((owner, task_id))
         if known is None:
@@ -235,7 +217,9 @@ class TaskStore(SdkTaskStore):
     async def fail_unfinished(self, sentence: str, excluded: Collection[str] = ()) -> int:
         """Mark the tasks that an earlier process left unfinished as failed, except `excluded`; return how many."""
         query = f"select owner, body from tasks where {IS_WORKING}"
-        found = await self._database.read(lambda rows: rows.all(lambda owner, body: (owner, _task(body)), query))
+        found = await self._database.read(
+            lambda rows: rows.all(lambda owner, body: (owner, Task.FromString(body)), query)
+        )
         left = [(owner, task) for owner, task in found if task.id not in excluded]
         for owner, task in left:
             task.status.CopyFrom(_failed(task, sentence))
@@ -312,7 +296,7 @@ def _page(owner: str, params: ListTasksRequest, rows: Connection) -> ListTasksRe
         values += _position(params.page_token)
     size = params.page_size or DEFAULT_LIST_TASKS_PAGE_SIZE
     found = rows.all(
-        lambda at, body: (int(at), _task(body)),
+        lambda at, body: (int(at), Task.FromString(body)),
         f"select updated_at, body from tasks where {' and '.join(conditions)} "
         "order by updated_at desc, id desc limit ?",
         *(*values, size + 1),
@@ -330,10 +314,6 @@ def _position(page_token: str) -> tuple[int, str]:
     if cursor is None or not 0 <= (cursor.timestamp_ns or 0) <= MAX_TIME_NS:
         raise InvalidParamsError(message="pageToken: must be the nextPageToken of an earlier response")
     return cursor.timestamp_ns or 0, cursor.task_id
-
-
-def _task(body: bytes) -> Task:
-    return Task.FromString(body)
 
 
 def _failed(task: Task, sentence: str) -> TaskStatus:

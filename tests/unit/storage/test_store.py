@@ -311,7 +311,7 @@ async def test_a_change_of_state_is_on_disk_at_once(url: str, state: TaskState) 
 async def test_a_new_id_is_no_task_until_one_is_saved_under_it(url: str) -> None:
     async with opened(url) as store:
         for state in (SUBMITTED, WORKING):
-            task_id = store.tasks.new_ids.make()
+            task_id = store.tasks.make_id()
             assert await store.tasks.get(task_id, ME) is None
             await store.tasks.save(task_of(state, task_id=task_id), ME)
             assert await store.tasks.get(task_id, ME) is not None
