@@ -107,13 +107,9 @@ def piece_of(message: Notification | Request) -> str | None:
 
 def is_quiet(message: Notification) -> bool:
     """Whether a message tells nothing that cannot wait for the next one: the tokens so far, the user's own message."""
-    match message.method, message.params.get("item"):
-        case "thread/tokenUsage/updated", _:
-            return True
-        case "item/started" | "item/completed", {"type": "userMessage"}:
-            return True
-        case _:
-            return False
+    if message.method in ("item/started", "item/completed"):
+        return nested_or_empty(message.params, "item").get("type") == "userMessage"
+    return message.method == "thread/tokenUsage/updated"
 
 
 def join_deltas(messages: Sequence[Notification | Request]) -> list[Notification | Request]:
