@@ -180,8 +180,7 @@ async def burst(run: Run) -> list[Row]:
 async def streams(run: Run, number: int) -> list[Row]:
     """Measure streams at a model's speed, all at once, in existing contexts."""
     contexts, prompt = _new_contexts(number), numbered(STREAM_DELTAS, delay_ms=10)
-    limits = {"max_running_turns": number}
-    async with open_sides(run.root, run.model_url, limits) as (sides, _):
+    async with open_sides(run.root, run.model_url) as (sides, _):
         await all_whole(_sides(sides), HELLO, [contexts])
         samples = await interleaved(_sides(sides), prompt, [contexts] * run.rounds)
     label = f"{number} live streams"
@@ -194,12 +193,12 @@ async def streams(run: Run, number: int) -> list[Row]:
 
 
 async def streams_16(run: Run) -> list[Row]:
-    """Measure as many streams as the default configuration runs at once."""
+    """Measure as many streams as a busy agent has."""
     return await streams(run, 16)
 
 
 async def streams_100(run: Run) -> list[Row]:
-    """Measure more streams than the default configuration runs at once."""
+    """Measure nearly as many streams as the default configuration runs at once."""
     return await streams(run, 100)
 
 

@@ -89,12 +89,10 @@ class Recipe:
 
 
 @asynccontextmanager
-async def open_sides(
-    root: Path, model_url: str, limits: Mapping[str, object] | None = None
-) -> AsyncIterator[tuple[Sides, Recipe]]:
-    """Run all three in folders under `root` while the block is open. `limits` are those of the agent's config.yaml."""
+async def open_sides(root: Path, model_url: str) -> AsyncIterator[tuple[Sides, Recipe]]:
+    """Run all three in folders under `root` while the block is open."""
     async with AsyncExitStack() as stack:
-        setup = new_setup(root / "ours", model_url, limits=limits)
+        setup = new_setup(root / "ours", model_url)
         ours, _ = await stack.enter_async_context(open_agent(setup))
         recipe = Recipe.of(setup, ours.pid)
         bare, _ = await stack.enter_async_context(open_bare(recipe, root / "bare"))
@@ -102,16 +100,14 @@ async def open_sides(
         yield Sides(bare, floor, ours), recipe
 
 
-def new_setup(
-    root: Path, model_url: str, backend: Backend = "app-server", limits: Mapping[str, object] | None = None
-) -> AgentSetup:
+def new_setup(root: Path, model_url: str, backend: Backend = "app-server") -> AgentSetup:
     """Create an agent's folder and return its setup.
 
     Its home folder is empty, because codex runs a login shell for every new thread, whose profile would be measured.
     """
     home = root / "home"
     home.mkdir(parents=True)
-    return AgentSetup(root, model_url, backend, limits=limits or {}, environment={"HOME": str(home)}, port=free_port())
+    return AgentSetup(root, model_url, backend, environment={"HOME": str(home)}, port=free_port())
 
 
 @asynccontextmanager

@@ -65,7 +65,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 " and ".join(settings.exposed),
             )
         async with open_launched(settings, provider, env, place.url) as launched:
-            if launched.codex is not None:
+            if launched.codex is not None and not place.stop.is_set():
                 launched.codex.start_soon()
             # In a thread, so that this one can talk to codex meanwhile.
             importing = partial(

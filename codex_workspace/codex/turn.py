@@ -13,7 +13,7 @@ from codex_workspace.app_server import Connection
 from codex_workspace.codex.history import read_last_turns, turn_end
 from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.app_server_reader import TurnReader, join_deltas
+from codex_workspace.protocol.app_server_reader import TurnReader, is_quiet, join_deltas
 from codex_workspace.protocol.codex_events import (
     UNKNOWN_END,
     ErrorReported,
@@ -219,7 +219,7 @@ class Turn:
             self._resolve(message.params.get("requestId"))
         elif self.ended is None:
             event = self._reader.read(message)
-            return [] if event is None else self._apply(event)
+            return [] if event is None else self._apply(event, is_activity=not is_quiet(message))
         return []
 
     def _add(self, request: Request) -> None:
@@ -251,7 +251,7 @@ class Turn:
             case _:
                 return []
 
-    def _apply(self, event: TurnEvent) -> list[AgentEvent]:
+    def _apply(self, event: TurnEvent, *, is_activity: bool = True) -> list[AgentEvent]:
         """Update the state of the turn by an event; return the events for the caller."""
         if isinstance(event, ToolCallCompleted) and event.is_error and TRANSPORT_CLOSED in event.result:
             self._server_exited = True
@@ -271,7 +271,9 @@ class Turn:
                 self._started = True
             case _:
                 pass
-        self._deadlines.set(_Deadline.INACTIVITY, self._limits.inactivity_s)
+        # A quiet message may be read long after it came.
+        if is_activity:
+            self._deadlines.set(_Deadline.INACTIVITY, self._limits.inactivity_s)
         return self.converter.convert(event)
 
     def _end(self, ended: TurnCompleted) -> list[AgentEvent]:

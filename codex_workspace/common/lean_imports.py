@@ -107,20 +107,10 @@ class ClosableQueue(asyncio.Queue[T]):
     _putters: deque[asyncio.Future[None]]
     _is_shut_down = False
 
-    async def put(self, item: T) -> None:
-        """Add an item; wait while the queue is full."""
-        self._refuse_if(self._is_shut_down)
-        await super().put(item)
-
     def put_nowait(self, item: T) -> None:
         """Add an item, or raise QueueFull, or QueueShutDown after a shutdown."""
         self._refuse_if(self._is_shut_down)
         super().put_nowait(item)
-
-    async def get(self) -> T:
-        """Remove and return the first item; wait while there is none."""
-        self._refuse_if(self._is_shut_down and self.empty())
-        return await super().get()
 
     def get_nowait(self) -> T:
         """Remove and return the first item, or raise QueueEmpty, or QueueShutDown after a shutdown."""
@@ -136,6 +126,11 @@ class ClosableQueue(asyncio.Queue[T]):
         for waiter in (*self._getters, *self._putters):
             if not waiter.done():
                 waiter.set_exception(QueueShutDown())
+
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
+        # `get` and `put` call this before each wait, also if they were woken for an item that is gone.
+        self._refuse_if(self._is_shut_down)
+        return super()._get_loop()  # type: ignore[misc,no-any-return]
 
     def _refuse_if(self, is_over: bool) -> None:
         if is_over:

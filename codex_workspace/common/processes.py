@@ -22,7 +22,10 @@ KILL_ROUNDS: Final = 3
 
 def fork_count() -> int:
     """Return how many processes and threads the kernel has started; 0 if it does not tell."""
-    lines = Path("/proc/stat").read_text().splitlines()
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("processes ")), 0)
 
 
@@ -44,9 +47,12 @@ def processes_since(first: int, forks: int) -> list[int]:
     if now == 0:
         return found
     limit = int(Path("/proc/sys/kernel/pid_max").read_text())
-    in_use = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    *_, tasks, last = Path("/proc/loadavg").read_text().split()
     # The lowest 300 IDs are given out in the first round only.
-    distance = now - forks + in_use + 300
+    distance = now - forks + int(tasks.partition("/")[2]) + 300
+    if (int(last) - first) % limit > distance:
+        # Forks that failed took IDs without being counted.
+        return found
     return [id_ for id_ in found if (id_ - first) % limit <= distance]
 
 

@@ -154,6 +154,7 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Final = engine
+        self.is_closing = False
         self._health = _Health(engine)
         self._writer = _Writer(engine, self._health)
         self._reader = _Reader(engine, self._health)
@@ -208,11 +209,6 @@ class Database:
             logger.debug("a look-up is repeated by the reading thread: %s", error)
             return await self._reader.submit(work)
 
-    @property
-    def is_closing(self) -> bool:
-        """Whether no more works are taken."""
-        return self._writer.is_closing
-
     async def problem(self) -> str | None:
         """Return why writes fail; None if no problem is known or a write succeeds now."""
         if self._health.may_probe():
@@ -228,6 +224,7 @@ class Database:
 
     async def close(self) -> None:
         """Commit what was deferred, and close all connections."""
+        self.is_closing = True
         if self._local is not None:
             self._local.close()
         # A server that does not respond must not prevent the end; its threads end with the process.

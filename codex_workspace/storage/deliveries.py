@@ -141,6 +141,7 @@ class Deliveries:
         """`stores_starts`: whether the start of a turn is stored at once; otherwise codex's record tells of it."""
         self.accepted_tasks: Final[set[str]] = set()
         self.answered_tasks: Final[set[str]] = set()
+        self._accepting: set[DeliveryKey] = set()
         self._database = database
         self._stores_starts = stores_starts
 
@@ -182,9 +183,14 @@ class Deliveries:
             stored = f"select task_id, accepted_at from deliveries where {_IS_THIS}"
             return rows.first(_pair, stored, key.owner, key.message_id) == (task_id, now)
 
-        if await self._database.write(insert):
-            self.accepted_tasks.add(task_id)
-            return accepted
+        # A look-up can see the row before this coroutine goes on.
+        self._accepting.add(key)
+        try:
+            if await self._database.write(insert):
+                self.accepted_tasks.add(task_id)
+                return accepted
+        finally:
+            self._accepting.discard(key)
         await self.find(key, digest)
         return None
 
@@ -227,7 +233,8 @@ class Deliveries:
 
     def is_forgotten(self, delivery: Delivery) -> bool:
         """Whether nobody works on an unfinished delivery: its commit was made, but not confirmed."""
-        return delivery.state is not DeliveryState.ACKNOWLEDGED and delivery.task_id not in self.accepted_tasks
+        is_known = delivery.key in self._accepting or delivery.task_id in self.accepted_tasks
+        return delivery.state is not DeliveryState.ACKNOWLEDGED and not is_known
 
     def resume(self, delivery: Delivery) -> None:
         """Take over a delivery that an earlier process left unfinished."""

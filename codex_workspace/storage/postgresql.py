@@ -21,14 +21,10 @@ _DEFAULTS: Final[dict[str, str | int]] = {
 }
 """Options of a connection that the URL can replace."""
 
-_DISK_FULL: Final = "53"
-"""SQL's class of errors for missing resources: disk, memory, connections."""
-
-_SHUTTING_DOWN: Final = "57P"
-_READ_ONLY: Final = "25006"
-
-_LOCKED: Final = ("40001", "40P01", "55P03", "57014")
-"""The statement lost against another one, or was cancelled; nothing was changed."""
+# The statement lost against another one, or was cancelled; nothing was changed.
+_REASONS: Final = dict.fromkeys(("40001", "40P01", "55P03", "57014"), "the database is locked") | {
+    "25006": "the database is read-only"
+}
 
 
 @lru_cache(maxsize=256)
@@ -85,10 +81,9 @@ class PostgresqlEngine:
     def judge(self, error: Exception) -> Failure:
         """Tell what an error means, by SQL's code."""
         code = getattr(error, "sqlstate", None)
-        if isinstance(error, psycopg.OperationalError) and (code is None or code.startswith(("08", _SHUTTING_DOWN))):
+        if isinstance(error, psycopg.OperationalError) and (code is None or code.startswith(("08", "57P"))):
             return Failure("the database cannot be reached", is_lost=True)
-        if code is not None and code.startswith(_DISK_FULL):
+        # The class of missing resources: disk, memory, connections.
+        if code is not None and code.startswith("53"):
             return Failure("the disk is full")
-        if code in _LOCKED:
-            return Failure("the database is locked")
-        return Failure("the database is read-only" if code == _READ_ONLY else None)
+        return Failure(_REASONS.get(str(code)))

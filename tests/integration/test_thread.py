@@ -715,6 +715,19 @@ async def test_a_silent_turn_is_stopped_and_fails() -> None:
 
 
 @in_virtual_time
+async def test_the_users_own_message_is_no_activity() -> None:
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await anyio.sleep(1)
+        await side.notify("item/completed", turnId="turn-1", item={"type": "userMessage", "id": "u", "content": []})
+        await side.handle_interrupt()
+
+    caller = await run_single_turn(play)
+    assert "silent for 300 s" in caller.failure
+    assert caller.duration_s == pytest.approx(LIMITS.inactivity_s, abs=1)
+
+
+@in_virtual_time
 async def test_a_silent_turn_that_ignores_the_interrupt_kills_codex() -> None:
     async def play(side: CodexSide) -> None:
         await side.start()

@@ -139,6 +139,19 @@ async def test_an_immediate_shutdown_drops_the_items(create: Callable[..., Queue
     await joined
 
 
+async def test_a_shutdown_ends_calls_that_were_woken_and_have_not_run(create: Callable[..., Queue]) -> None:
+    empty, full = create(), create(maxsize=1)
+    full.put_nowait(1)
+    reader, writer = await started(empty.get()), await started(full.put(2))
+    empty.put_nowait(1)
+    empty.shutdown(immediate=True)
+    full.get_nowait()
+    full.shutdown(immediate=True)
+    with anyio.fail_after(5):
+        results = await asyncio.gather(reader, writer, return_exceptions=True)
+    assert all(isinstance(result, SHUT_DOWN) for result in results)
+
+
 def test_the_queue_has_what_asyncios_has() -> None:
     assert {name for name in dir(asyncio.Queue) if not name.startswith("_")} <= set(dir(ClosableQueue))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.server.sockets import bind, bind_grpc
+from codex_workspace.server.sockets import bind
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
@@ -17,10 +17,3 @@ def test_a_port_in_use_is_one_sentence() -> None:
 def test_a_foreign_address_is_one_sentence(host: str) -> None:
     with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_PORT: cannot listen on {host} port 0: .*; set A2A_HOST to"):
         bind(host, 0)
-
-
-async def test_a_grpc_port_in_use_is_one_sentence() -> None:
-    async with bind_grpc("127.0.0.1", 0, 1 << 20, 15.0) as listener:
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {listener.port}; stop the other"):
-            async with bind_grpc("127.0.0.1", listener.port, 1 << 20, 15.0):
-                pass

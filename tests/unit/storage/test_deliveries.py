@@ -10,6 +10,7 @@ from a2a.types import Message, Part, Role, SendMessageConfiguration, SendMessage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from codex_workspace.storage.database import Database, Work
 from codex_workspace.storage.deliveries import (
     MOVES,
     Deliveries,
@@ -345,6 +346,30 @@ async def test_the_tasks_that_a_new_process_would_resume_are_known(url: str) -> 
         await accept(deliveries, UNKNOWN, "task-2")
         await deliveries.withdraw(UNKNOWN)
         assert not deliveries.accepted_tasks
+
+
+async def test_a_message_that_is_just_being_accepted_is_not_forgotten(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look-up sees the row as soon as it is written, and the request that accepts it goes on a little later."""
+    write, stored, go = Database.write, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Database, work: Work[bool]) -> bool:
+        done = await write(self, work)
+        stored.set()
+        await go.wait()
+        return done
+
+    monkeypatch.setattr(Database, "write", slow)
+    async with opened(url) as store:
+        accepting = asyncio.create_task(accept(store.deliveries))
+        await stored.wait()
+        found = await known(store.deliveries)
+        assert found is not None
+        assert not store.deliveries.is_forgotten(found)
+        go.set()
+        assert await accepting == found
+        assert not store.deliveries.is_forgotten(found)
 
 
 async def test_the_end_of_an_answer_is_stored_exactly(url: str) -> None:
