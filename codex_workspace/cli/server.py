@@ -240,6 +240,8 @@ def server_options(settings: Settings, place: ListeningPlace, sign: Signer | Non
         url=place.url,
         grpc_url=grpc_url,
         tokens={name: token.reveal() for name, token in settings.tokens.items()},
+        hosts=(settings.environment.A2A_HOST, place.listener.getsockname()[0], *config.a2a.allowed_hosts),
+        origins=config.a2a.allowed_origins,
         max_body_bytes=limits.max_message_bytes,
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
+from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.environment import SECRETS, Environment, Secret
 from codex_workspace.config.mcp_servers import McpServerEntry, McpServers
 from codex_workspace.config.prompts import Instructions, Skill, SkillFolder
@@ -112,36 +113,6 @@ class ProviderEntry(Section):
                 raise problem(
                     f"must be a variable of the provider, but {name} belongs to the agent", f"auth_env[{index}]"
                 )
-        return self
-
-
-class A2AConfig(Section):
-    """The A2A server.
-
-    port: The port to listen on; 0 = any free one. A2A_PORT takes precedence.
-    streaming: Offer streaming.
-    push_notifications: Offer webhooks.
-    protocol_versions: The supported protocol versions, as listed on the card.
-    signing_key_file: A PEM file with the private key (ES256) that signs the card. For protocol version 1.0 only.
-    grpc_url: The gRPC address on the card, as host:port, if it differs from the listening address.
-    """
-
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    streaming: bool = True
-    push_notifications: bool = True
-    protocol_versions: Items[Literal["1.0", "0.3"]] = ("1.0", "0.3")
-    signing_key_file: Text | None = None
-    grpc_url: Annotated[str, matching(r"[^\s/]+:[0-9]{1,5}", "host:port")] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.protocol_versions or len(set(self.protocol_versions)) < len(self.protocol_versions):
-            raise problem("must list at least one version, and each only once", "protocol_versions")
-        if self.signing_key_file is not None and self.protocol_versions != ("1.0",):
-            raise problem(
-                'needs protocol_versions: ["1.0"]; the signature does not cover the fields for 0.3 clients',
-                "signing_key_file",
-            )
         return self
 
 

@@ -5,12 +5,14 @@ operator endpoints.
 """
 
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
@@ -22,9 +24,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
 
 from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
@@ -34,16 +37,18 @@ from codex_workspace.server.card import Signer, Version, agent_card, extended_ca
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, cut_off_slow_readers
 from codex_workspace.server.middleware import (
+    EXTENSION_HEADERS,
     RPC_PATH,
     Authenticator,
     CheckedContextBuilder,
+    PageCheck,
     RequestChecks,
     TokenBackend,
     refuse_request,
     unauthorized,
 )
 from codex_workspace.server.push import PushService
-from codex_workspace.server.sdk_fixes import CorrectedAdapter
+from codex_workspace.server.sdk_fixes import CorrectedAdapter, EagerAdapter
 from codex_workspace.server.sockets import GrpcListener
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
@@ -57,8 +62,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/readyz"})
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+PUBLIC_PATHS: Final = PROBES | {AGENT_CARD_WELL_KNOWN_PATH}
 """Paths that need no token: the probes, and the card, which says that a token is needed."""
+
+LOOPBACK_HOSTS: Final = (r"(?:[a-z0-9-]+\.)*localhost", r"127(?:\.[0-9]{1,3}){3}", r"\[::1\]")
+ADDRESSES: Final = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
+"""Patterns of the Host header: names of this machine, and all IP addresses."""
+
+WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+"""The bound address of an agent that listens on all addresses of its machine."""
 
 CARD_CACHE: Final = "public, max-age=60"
 """The card changes only with a restart; caches update within a minute."""
@@ -79,6 +92,8 @@ class ServerOptions:
 
     url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is off.
     tokens: the tokens by principal; if empty, no token is needed.
+    hosts: the names and addresses, besides loopback's and that of `url`, that are answered if no token is needed.
+    origins: the web pages that may call the agent, as scheme://host:port.
     one_main_context: whether messages without a context share their sender's main context, instead of a new one each.
     versions: of A2A, the preferred one first.
     skills: the operator's skills.
@@ -92,6 +107,8 @@ class ServerOptions:
     url: str
     grpc_url: str | None = None
     tokens: Mapping[str, str] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     one_main_context: bool = True
     versions: tuple[Version, ...] = ("1.0", "0.3")
@@ -183,7 +200,8 @@ async def build_app(
     authenticator, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)
     extensions = frozenset(each.uri for each in options.extensions)
-    backend = TokenBackend(authenticator, PUBLIC_PATHS, authenticators(seen, options.tokens))
+    pages = _page_check(options)
+    backend = TokenBackend(authenticator, PUBLIC_PATHS, PROBES, authenticators(seen, options.tokens), pages)
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
@@ -196,11 +214,14 @@ async def build_app(
         Middleware(RequestChecks, rates=rates, max_bytes=options.max_body_bytes, extensions=extensions),
     ]
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
+    _stop_redirects(asgi.router)
+    if options.origins:
+        _allow_pages(asgi, options.origins)
 
     def grpc_callers(major: int) -> "GrpcContextBuilder":
         from codex_workspace.server.grpc_server import GrpcContextBuilder
 
-        return GrpcContextBuilder(authenticator, rates, extensions, serves_major(major))
+        return GrpcContextBuilder(authenticator, pages, rates, extensions, serves_major(major))
 
     try:
         yield Application(asgi, handler, front, card, authenticator, push, grpc_callers, options.versions)
@@ -208,14 +229,48 @@ async def build_app(
         await handler.aclose()
 
 
+def _page_check(options: ServerOptions) -> PageCheck:
+    url = urlsplit(options.url)
+    names = {url.hostname or "", *options.hosts} - {""}
+    forms = "|".join((*LOOPBACK_HOSTS, *(ADDRESSES if names & WILDCARDS else ()), *map(_host_pattern, names)))
+    pattern = re.compile(rf"(?:{forms})\.?(?::[0-9]{{1,5}})?", re.ASCII | re.IGNORECASE)
+    return PageCheck(pattern, frozenset({*options.origins, f"{url.scheme}://{url.netloc.lower()}"}))
+
+
+def _host_pattern(name: str) -> str:
+    return re.escape(f"[{name}]" if ":" in name and not name.startswith("[") else name)
+
+
+def _allow_pages(asgi: Starlette, origins: Sequence[str]) -> None:
+    """Answer preflight requests of these pages, before authentication, and let them read responses."""
+    asgi.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=(*EXTENSION_HEADERS, "ETag", "Retry-After", "WWW-Authenticate"),
+    )
+
+
 def _a2a_routes(front: LimitedHandler, *, has_old: bool) -> list[BaseRoute]:
     contexts = CheckedContextBuilder()
     dispatcher = JsonRpcDispatcher(front, contexts, enable_v0_3_compat=has_old)
+    routes = [Route(RPC_PATH, dispatcher.handle_requests, methods=["POST"])]
     if has_old:
         dispatcher._v03_adapter = CorrectedAdapter(front, contexts)
+        old = EagerAdapter(front, contexts).routes().items()
+        routes += [Route(path, endpoint, methods=[method]) for (path, method), endpoint in old]
     # The HTTP+JSON routes end with one that takes every path.
-    rest = create_rest_routes(front, context_builder=contexts, enable_v0_3_compat=has_old)
-    return [Route(RPC_PATH, dispatcher.handle_requests, methods=["POST"]), *rest]
+    return [*routes, *create_rest_routes(front, context_builder=contexts)]
+
+
+def _stop_redirects(router: Router) -> None:
+    """Answer 404 for a path that would need another slash at its end, as for every unknown path."""
+    router.redirect_slashes = False
+    for route in router.routes:
+        if isinstance(route, Mount) and isinstance(route.app, Router):
+            _stop_redirects(route.app)
 
 
 def _card_routes(card: AgentCard) -> list[Route]:

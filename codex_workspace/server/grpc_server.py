@@ -1,7 +1,8 @@
 """A2A over gRPC, for 1.0 and 0.3; imported only if gRPC is on."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,25 +16,40 @@ from a2a.server.request_handlers import RequestHandler
 from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
 from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_service
 from a2a.utils.constants import PROTOCOL_VERSION_0_3, VERSION_HEADER
-from a2a.utils.errors import A2AError, VersionNotSupportedError
+from a2a.utils.errors import A2AError, InvalidParamsError, VersionNotSupportedError
+from google.protobuf.message import DecodeError
 from starlette.authentication import AuthenticationError
 
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
 from codex_workspace.server.limits import BusyError, RateLimiter
-from codex_workspace.server.middleware import EXTENSION_HEADERS, Authenticator, active_extensions
+from codex_workspace.server.middleware import (
+    EXTENSION_HEADERS,
+    Authenticator,
+    ForeignCaller,
+    PageCheck,
+    active_extensions,
+)
 from codex_workspace.server.sockets import GrpcListener
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     Context: TypeAlias = grpc.aio.ServicerContext[object, object]
+    Handler: TypeAlias = grpc.RpcMethodHandler[object, object]
 
 CLOSE_GRACE_S: Final = 2.0
 """How long open calls may take to end after their tasks have ended."""
 
+MALFORMED: Final[ContextVar[str]] = ContextVar("MALFORMED", default="")
+"""Why the request of the current call is no message; gRPC's own error for it would be UNKNOWN."""
+
 
 class UnauthenticatedError(A2AError):
     """The caller is not authenticated."""
+
+
+class ForbiddenError(A2AError):
+    """The caller may be a web page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +57,11 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
     """Builds the call context of a gRPC call after authentication, rate limit and version check.
 
     The SDK does not check the version (a2a-python issue #1166); `serves` tells whether the service supports one.
+    grpc.aio does not tell the host (grpc issue #38906), but no web page can send unencrypted HTTP/2 to any host.
     """
 
     authenticator: Authenticator
+    pages: PageCheck
     rates: RateLimiter
     extensions: frozenset[str]
     serves: Callable[[str], bool]
@@ -53,12 +71,18 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
 
         Raises:
             UnauthenticatedError: the token is missing or unknown.
+            ForbiddenError: no token is needed, and a web page may have sent the call.
             BusyError: the principal's rate limit is exceeded.
             VersionNotSupportedError: the service does not support the client's version.
+            InvalidParamsError: the request is no message.
         """
         headers = _headers(context)
         try:
+            if not self.authenticator.needs_token:
+                self.pages.check(None, headers.get("origin"))
             principal = self.authenticator.authenticate(headers)
+        except ForeignCaller as error:
+            raise ForbiddenError(str(error)) from error
         except AuthenticationError as error:
             raise UnauthenticatedError(str(error)) from error
         if wait_s := self.rates.take(principal):
@@ -66,6 +90,8 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
         version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
         if not self.serves(version):
             raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not supported by this service")
+        if malformed := MALFORMED.get():
+            raise InvalidParamsError(malformed)
         return ServerCallContext(
             user=AuthenticatedUser(principal),
             state={HEADERS: headers},
@@ -94,15 +120,46 @@ async def serving_grpc(
     listener: GrpcListener, handler: RequestHandler, callers: GrpcContextBuilder, old_callers: GrpcContextBuilder | None
 ) -> AsyncIterator[None]:
     """Serve until the block is left, then let open calls end; `old_callers` is None if 0.3 is off."""
-    add_service(_Service(handler, callers), listener.server)  # type: ignore[no-untyped-call]
+    services = _Services(listener.server)
+    add_service(_Service(handler, callers), services)  # type: ignore[no-untyped-call]
     if old_callers is not None:
-        add_old_service(_OldService(handler, old_callers), listener.server)  # type: ignore[no-untyped-call]
+        add_old_service(_OldService(handler, old_callers), services)  # type: ignore[no-untyped-call]
     await listener.server.start()
     try:
         yield
     finally:
         with anyio.CancelScope(shield=True):
             await listener.server.stop(CLOSE_GRACE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Services:
+    """Adds services to a server, which report bytes that are no message to the context builder."""
+
+    server: grpc.aio.Server
+
+    def add_registered_method_handlers(self, service: str, handlers: "Mapping[str, Handler]") -> None:
+        self.server.add_registered_method_handlers(service, {name: _reporting(each) for name, each in handlers.items()})
+
+    def add_generic_rpc_handlers(self, _handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Do nothing: these are the same methods, for older versions of gRPC."""
+
+
+def _reporting(handler: "Handler") -> "Handler":
+    parse, serialize = handler.request_deserializer, handler.response_serializer
+    assert parse is not None
+
+    def read(content: bytes) -> object:
+        try:
+            return parse(content)
+        except DecodeError as error:
+            MALFORMED.set(str(error))
+            return None
+
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler(handler.unary_stream, read, serialize)
+    assert handler.unary_unary is not None
+    return grpc.unary_unary_rpc_method_handler(handler.unary_unary, read, serialize)
 
 
 class _Service(GrpcHandler):
@@ -123,6 +180,8 @@ async def _refuse(error: A2AError, context: "Context") -> None:
         case UnauthenticatedError():
             context.set_trailing_metadata((("www-authenticate", "Bearer"),))
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        case ForbiddenError():
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, error.message)
         case BusyError():
             context.set_trailing_metadata((("retry-after", str(error.retry_after_s)),))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)

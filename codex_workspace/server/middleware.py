@@ -1,4 +1,4 @@
-"""The HTTP checks before the SDK: token, rate limit, content type, body size, and parameters that the SDK misreads.
+"""The HTTP checks before the SDK: token, host and origin, rate limit, content type, body size, misread parameters.
 
 The SDK drops unknown enum names (a filter then matches everything), accepts any text as base64 and any query value as
 a boolean, and fails with an internal error on bodies that are not UTF-8 or nested too deeply (not reported upstream).
@@ -7,7 +7,6 @@ a boolean, and fails with an internal error on bodies that are not UTF-8 or nest
 import hashlib
 import hmac
 import json
-import math
 import re
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -41,6 +40,7 @@ from codex_workspace.server.limits import (
     rpc_error,
     too_many_requests,
 )
+from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_history_length, check_translatable
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -72,10 +72,8 @@ PARSE_ERROR_CODE: Final = -32700
 CONTENT: Final = "codex_workspace.content"
 """Key in a request's scope: its JSON body; None if there is none, or if it is no JSON."""
 
-MAX_0_3_NESTING: Final = 45
-"""The nesting limit of 0.3 parameters: the SDK's translation to 1.0 fails above it. Content has a lower limit."""
-
-STATUS_NAMES: Final = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 405: "UNIMPLEMENTED"}
+DENIED: Final = "PERMISSION_DENIED"
+STATUS_NAMES: Final = {401: "UNAUTHENTICATED", 403: DENIED, 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 421: DENIED}
 INVALID: Final = "INVALID_ARGUMENT"
 """The canonical status names in HTTP+JSON errors, and that of all other statuses."""
 
@@ -89,6 +87,11 @@ class Authenticator:
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._digests = {name: _digest(token) for name, token in tokens.items()}
         self._added: dict[str, bytes] = {}
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether every request needs a token."""
+        return bool(self._digests)
 
     def add(self, name: str, token: str) -> None:
         """Add a principal's token; if no token was needed before, none is needed now."""
@@ -120,28 +123,72 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
+class ForeignCaller(AuthenticationError):
+    """A web page may have sent the request: it needs no token, but comes from another origin or to another host."""
+
+    def __init__(self, status: int, problem: str, key: str) -> None:
+        super().__init__(f"this agent has no token and {problem}; add it to {key}, or set A2A_TOKEN")
+        self.status: Final = status
+
+
+@dataclass(frozen=True, slots=True)
+class PageCheck:
+    """Rejects requests that web pages send with the rights of their visitor, which is a danger if no token is needed.
+
+    A page can give its own host name any address (DNS rebinding), but its browser sends this name as the host.
+    """
+
+    hosts: re.Pattern[str]
+    origins: frozenset[str]
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """Check the Host and Origin headers; `host` is None if the transport does not tell it.
+
+        Raises:
+            ForeignCaller: the host is not this agent's, or the origin is neither allowed nor this host.
+        """
+        if host is not None and self.hosts.fullmatch(host) is None:
+            raise ForeignCaller(421, f"does not answer to the host name {quoted(host)}", "a2a.allowed_hosts")
+        if origin is not None and origin not in self.origins and origin.partition("://")[2] != host:
+            problem = f"does not accept requests of web pages from {quoted(origin)}"
+            raise ForeignCaller(403, problem, "a2a.allowed_origins")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBackend(AuthenticationBackend):
-    """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens."""
+    """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens.
+
+    Probes are public, and `pages` does not check them. It checks all other requests that need no token.
+    """
 
     authenticator: Authenticator
     public_paths: frozenset[str]
+    probes: frozenset[str]
     authenticators: Mapping[str, Authenticator]
+    pages: PageCheck
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
         """Return the principal; None for a public path.
 
         Raises:
             AuthenticationError: the token is missing or unknown.
+            ForeignCaller: a web page may have sent the request.
         """
-        if conn.scope["path"] in self.public_paths:
+        path, headers = conn.scope["path"], conn.headers
+        if path in self.probes:
             return None
-        authenticator = self.authenticators.get(conn.scope["path"], self.authenticator)
-        return AuthCredentials(["authenticated"]), SimpleUser(authenticator.authenticate(conn.headers))
+        authenticator = self.authenticators.get(path, self.authenticator)
+        if not authenticator.needs_token:
+            self.pages.check(headers.get("host", ""), headers.get("origin"))
+        if path in self.public_paths:
+            return None
+        return AuthCredentials(["authenticated"]), SimpleUser(authenticator.authenticate(headers))
 
 
 def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
     """Return the response for a request that is not authenticated."""
+    if isinstance(error, ForeignCaller):
+        return _error_response(error.status, str(error))
     return _error_response(401, str(error), {"WWW-Authenticate": "Bearer"})
 
 
@@ -271,12 +318,17 @@ def _unreadable(reason: str, is_rpc: bool) -> _Rejected:
 
 
 def _set_version(scope: Scope, headers: Headers) -> None:
-    """Set the header of the A2A version from the query parameter, if there is no header."""
-    named = QueryParams(scope["query_string"]).get(VERSION_HEADER)
-    if named is not None and VERSION_HEADER not in headers:
-        # The value is logged, and a query parameter can contain line breaks.
-        plain = named if named.isascii() and named.isprintable() else "unreadable"
-        scope["headers"] = [*scope["headers"], (VERSION_HEADER.lower().encode(), plain.encode())]
+    """Set the header of the A2A version from the query parameter, if there is no header.
+
+    The SDK logs the version, and fails on long numbers.
+    """
+    given = headers.get(VERSION_HEADER)
+    version = QueryParams(scope["query_string"]).get(VERSION_HEADER) if given is None else given
+    if version is not None and re.fullmatch(r"[ -~]{0,20}", version) is None:
+        version = "unreadable"
+    if version is not None and version != given:
+        name = VERSION_HEADER.lower().encode()
+        scope["headers"] = [*(each for each in scope["headers"] if each[0] != name), (name, version.encode())]
 
 
 def _body_first(body: bytes, receive: Receive) -> Receive:
@@ -312,17 +364,19 @@ class CheckedContextBuilder(DefaultServerCallContextBuilder):
 def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None:
     # The path can start with a tenant.
     name = path.rpartition("/")[2]
+    if name == "tasks":
+        _check_query(query)
+    elif path.startswith("/v1/"):
+        check_history_length(query.get("historyLength"))
     match content:
         case {"method": str(method), "params": params} if path == RPC_PATH:
             _check_call(method, params)
         case dict() if name in ("message:send", "message:stream"):
             if path.startswith("/v1/"):
-                _check_translatable(content)
+                check_translatable(content)
                 _check_message(a2a_v0_3_pb2.SendMessageRequest.DESCRIPTOR, content)
             else:
                 _check_message(SendMessageRequest.DESCRIPTOR, content)
-        case None if name == "tasks":
-            _check_query(query)
         case _:
             pass
 
@@ -330,23 +384,9 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None
 def _check_call(method: str, params: JsonValue) -> None:
     model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
     if model is None:
-        _check_0_3_call(params)
+        check_0_3_call(params)
     elif issubclass(model, ProtobufMessage):
         _check_message(model.DESCRIPTOR, params)
-
-
-def _check_0_3_call(params: JsonValue) -> None:
-    _check_translatable(params)
-    match params:
-        case {"message": {"parts": list(parts)}}:
-            for part in parts:
-                match part:
-                    case {"file": {"bytes": str(content)}}:
-                        _check_base64(content, "bytes of a file")
-                    case _:
-                        pass
-        case _:
-            pass
 
 
 def _check_query(query: QueryParams) -> None:
@@ -377,34 +417,10 @@ def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
     elif message is not None and not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
     elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
-        _check_base64(value, at)
+        check_base64(value, at)
 
 
 @cache
 def _fields(descriptor: "AnyDescriptor") -> Mapping[str, "AnyField"]:
     """Return a message's fields by their protobuf and JSON names."""
     return {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
-
-
-def _check_base64(text: str, at: str) -> None:
-    # Both alphabets, with or without padding, as ProtoJSON accepts them; many tools add line breaks.
-    plain = text.replace("\r", "").replace("\n", "") if "\n" in text else text
-    if re.fullmatch(r"[A-Za-z0-9+/_-]*={0,2}", plain) is None or len(plain.rstrip("=")) % 4 == 1:
-        raise InvalidParamsError(message=f"{at}: is not base64")
-
-
-def _check_translatable(value: JsonValue, depth: int = 0) -> None:
-    """Check for what the SDK's translation of 0.3 fails on: infinite numbers and deep nesting."""
-    match value:
-        case float() if not math.isfinite(value):
-            raise InvalidParamsError(message=f"the parameters contain a number that JSON does not have: {value}")
-        case dict() | list() if depth == MAX_0_3_NESTING:
-            raise InvalidParamsError(message="the parameters are nested too deeply")
-        case dict():
-            for each in value.values():
-                _check_translatable(each, depth + 1)
-        case list():
-            for each in value:
-                _check_translatable(each, depth + 1)
-        case _:
-            pass

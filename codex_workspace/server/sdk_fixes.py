@@ -1,11 +1,27 @@
-"""Workarounds for faults of a2a-sdk 1.3 in A2A 0.3 over JSON-RPC."""
+"""Workarounds for faults of a2a-sdk 1.3, most of them in A2A 0.3 over JSON-RPC and HTTP+JSON."""
+
+import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from a2a.compat.v0_3.jsonrpc_adapter import JSONRPC03Adapter
+from a2a.compat.v0_3.rest_adapter import REST03Adapter
 from a2a.compat.v0_3.types import A2ARequest
 from a2a.server.context import ServerCallContext
 from a2a.server.jsonrpc_models import InvalidRequestError, JSONRPCError
+from a2a.server.routes.common import create_event_source_response
+from a2a.utils import json_utils
+from a2a.utils.error_handlers import rest_stream_error_handler
 from a2a.utils.errors import InvalidParamsError
+from sse_starlette.sse import EventSourceResponse
+from starlette.requests import Request
 from starlette.responses import JSONResponse
+
+from codex_workspace.common.values import JsonObject, JsonValue, quoted
+
+MAX_0_3_NESTING: Final = 45
+"""The nesting limit of 0.3 parameters: the SDK's translation to 1.0 fails above it. Content has a lower limit."""
 
 
 class CorrectedAdapter(JSONRPC03Adapter):
@@ -23,3 +39,80 @@ class CorrectedAdapter(JSONRPC03Adapter):
         if b'"result":' not in response.body:
             return JSONResponse({"jsonrpc": "2.0", "id": request_id, "result": None})
         return response
+
+
+class EagerAdapter(REST03Adapter):
+    """Waits for a stream's first event before it responds, as in 1.0: the SDK sends 500 for every error before it (not
+    reported upstream)."""
+
+    @rest_stream_error_handler
+    async def _handle_streaming_request(
+        self, method: Callable[[Request, ServerCallContext], AsyncIterator[JsonObject]], request: Request
+    ) -> EventSourceResponse:
+        events = method(request, self._context_builder.build(request))
+        first = await anext(events, None)
+
+        async def texts() -> AsyncIterator[str]:
+            if first is not None:
+                yield json_utils.dumps(first)
+            async for event in events:
+                yield json_utils.dumps(event)
+
+        return create_event_source_response(texts())
+
+
+def check_0_3_call(params: JsonValue) -> None:
+    """Check the parameters of a JSON-RPC call for what the SDK misreads or fails on.
+
+    Raises:
+        InvalidParamsError: names the parameter.
+    """
+    check_translatable(params)
+    if not isinstance(params, dict):
+        return
+    for place in (params, params.get("configuration")):
+        if isinstance(place, dict):
+            check_history_length(place.get("historyLength"))
+    match params:
+        case {"message": {"parts": list(parts)}}:
+            for part in parts:
+                match part:
+                    case {"file": {"bytes": str(content)}}:
+                        check_base64(content, "bytes of a file")
+                    case _:
+                        pass
+        case _:
+            pass
+
+
+def check_history_length(length: JsonValue) -> None:
+    """Check a history length of 0.3, which can be a text as well; the SDK fails on numbers that are no int32."""
+    digits = str(length).removesuffix(".0") if isinstance(length, int | float | str) else ""
+    if digits and (re.fullmatch(r"[0-9]{1,10}", digits) is None or int(digits) >= 1 << 31):
+        raise InvalidParamsError(message=f"historyLength: {quoted(digits)} is not a whole number from 0 to 2147483647")
+
+
+def check_base64(text: str, at: str) -> None:
+    """Check the text at this place, of which the SDK would drop all other characters."""
+    # Both alphabets, with or without padding, as ProtoJSON accepts them; many tools add line breaks.
+    plain = text.replace("\r", "").replace("\n", "") if "\n" in text else text
+    if re.fullmatch(r"[A-Za-z0-9+/_-]*={0,2}", plain) is None or len(plain.rstrip("=")) % 4 == 1:
+        raise InvalidParamsError(message=f"{at}: is not base64")
+
+
+def check_translatable(value: JsonValue, depth: int = 0) -> None:
+    """Check for what the SDK's translation of 0.3 fails on: numbers that are no double, and deep nesting."""
+    match value:
+        case int() | float() if not abs(value) <= sys.float_info.max:
+            shown = quoted(str(value))
+            raise InvalidParamsError(message=f"the parameters contain a number that JSON does not have: {shown}")
+        case dict() | list() if depth == MAX_0_3_NESTING:
+            raise InvalidParamsError(message="the parameters are nested too deeply")
+        case dict():
+            for each in value.values():
+                check_translatable(each, depth + 1)
+        case list():
+            for each in value:
+                check_translatable(each, depth + 1)
+        case _:
+            pass

@@ -19,12 +19,12 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
+from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.environment import SECRETS, Environment
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
-    A2AConfig,
     CodexConfig,
     Config,
     LimitsConfig,

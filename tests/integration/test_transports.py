@@ -36,6 +36,7 @@ from a2a.types import (
     SubscribeToTaskRequest,
     Task,
     TaskState,
+    a2a_pb2,
     a2a_pb2_grpc,
 )
 from a2a.utils.errors import (
@@ -54,6 +55,7 @@ from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.limits import MAX_NESTING, StreamLimits
 from codex_workspace.server.sockets import bind, bind_grpc
+from codex_workspace.server.views import View
 from codex_workspace.storage.store import open_store
 from tests.support.waiting import eventually
 from tests.unit.server.test_app import Echo
@@ -62,6 +64,8 @@ TRANSPORTS = ("JSONRPC", "HTTP+JSON", "GRPC")
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "", max_body_bytes=100_000)
 USAGE = AgentExtension(uri="urn:test:usage")
 VERSION_HEADER = {"A2A-Version": "1.0"}
+HUGE: Final = "1" * 5000
+"""More digits than Python converts to an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +93,30 @@ class RunningServer:
 
 @asynccontextmanager
 async def running_server(
-    folder: Path, options: ServerOptions = OPTIONS, other: AgentExecutor | None = None, dead_after_s: float = 15
+    folder: Path,
+    options: ServerOptions = OPTIONS,
+    other: AgentExecutor | None = None,
+    dead_after_s: float = 15,
+    *,
+    views: Sequence[View] = (),
+    url: str | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Serve an echo executor, or another one."""
+    """Serve an echo executor, or another one; `url` is the public URL, by default the address that it listens on."""
 
     async def ready() -> str | None:
         return None
 
     with bind("127.0.0.1", 0) as listener:
         async with bind_grpc("127.0.0.1", 0, options.max_body_bytes, dead_after_s) as grpc_listener:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-            options = replace(options, url=url, grpc_url=f"127.0.0.1:{grpc_listener.port}")
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+            options = replace(options, url=url or address, grpc_url=f"127.0.0.1:{grpc_listener.port}")
             executor = Echo()
             async with (
                 open_store(f"sqlite:///{folder / 'store.sqlite3'}") as store,
-                build_app(options, other or executor, store, ready) as app,
+                build_app(options, other or executor, store, ready, views=lambda _front: views) as app,
                 app.grpc(grpc_listener),
                 serving(app.asgi, listener),
-                httpx.AsyncClient(base_url=url, timeout=4) as http,
+                httpx.AsyncClient(base_url=address, timeout=4) as http,
                 grpc.aio.insecure_channel(str(options.grpc_url)) as channel,
             ):
                 yield RunningServer(options, http, channel, executor)
@@ -520,6 +530,14 @@ def message_with(part: JsonObject, role: str = "ROLE_USER") -> JsonObject:
     return {"messageId": "m-1", "role": role, "parts": [part]}
 
 
+OLD_MESSAGE: Final[JsonObject] = {
+    "kind": "message",
+    "messageId": "m-1",
+    "role": "user",
+    "parts": [{"kind": "text", "text": "hello"}],
+}
+
+
 def old_message_with(file: JsonObject, **more: JsonValue) -> JsonObject:
     return {"kind": "message", "messageId": "m-1", "role": "user", "parts": [{"kind": "file", "file": file, **more}]}
 
@@ -566,6 +584,12 @@ async def test_the_codes_of_json_rpc(tmp_path: Path, method: str, params: object
         ("tasks/get", {}, -32602),
         ("tasks/get", {"id": "x"}, -32001),
         ("tasks/nonsense", {}, -32601),
+        ("tasks/get", {"id": "x", "historyLength": 1 << 31}, -32602),
+        ("tasks/get", {"id": "x", "historyLength": HUGE[:400]}, -32602),
+        ("tasks/get", {"id": "x", "historyLength": HUGE}, -32602),
+        ("message/send", {"message": OLD_MESSAGE, "configuration": {"historyLength": 1 << 31}}, -32602),
+        ("message/send", {"message": {**OLD_MESSAGE, "metadata": {"a": 10**400}}}, -32602),
+        ("message/stream", {"message": {**OLD_MESSAGE, "metadata": {"a": 10**400}}}, -32602),
     ],
 )
 async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: object, code: int) -> None:
@@ -584,6 +608,8 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         ("POST", "/message:send", [], 400, "INVALID_PARAMS"),
         ("GET", "/tasks?pageSize=0", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?pageSize=many", None, 400, "INVALID_REQUEST"),
+        ("GET", f"/tasks?pageSize={HUGE}", None, 400, "INVALID_REQUEST"),
+        ("GET", f"/tasks/x?historyLength={HUGE}", None, 400, "INVALID_REQUEST"),
         ("GET", "/tasks?status=77", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?includeArtifacts=maybe", None, 400, "INVALID_PARAMS"),
@@ -593,6 +619,11 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         ("GET", "/extendedAgentCard", None, 400, "UNSUPPORTED_OPERATION"),
         ("POST", "/tasks/x/pushNotificationConfigs", {"url": "https://x"}, 400, "PUSH_NOTIFICATION_NOT_SUPPORTED"),
         ("GET", "/nowhere/at/all", None, 404, None),
+        ("GET", "/foo", None, 404, None),
+        ("GET", "/foo/", None, 404, None),
+        ("POST", "/v1", {}, 404, None),
+        ("GET", "/a-tenant/tasks/", None, 404, None),
+        ("GET", "/healthz/", None, 404, None),
         ("DELETE", "/tasks/x", None, 404, None),
         ("GET", "/", None, 405, None),
     ],
@@ -622,6 +653,24 @@ async def test_the_codes_of_http(
         ("/message:send", b'{"metadata": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
         ("/message:send", b'{"message": "\xff"}', 400),
         ("/message:send", b"{", 400),
+        (
+            "/",
+            b'{"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": {"pageSize": ' + HUGE.encode() + b"}}",
+            -32700,
+        ),
+        (
+            "/",
+            b'{"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": {"pageSize": "' + HUGE.encode() + b'"}}',
+            -32602,
+        ),
+        ("/message:stream", b'{"metadata": {"a": ' + HUGE.encode() + b"}}", 400),
+        ("/message:stream", b'{"metadata": {"a": ' + HUGE[:400].encode() + b"}}", 400),
+        ("/message:stream", b'{"configuration": {"historyLength": "' + HUGE.encode() + b'"}}', 400),
+        ("/v1/message:send", b'{"request": {"metadata": {"a": ' + HUGE.encode() + b"}}}", 400),
+        ("/v1/message:stream", b'{"request": {"metadata": {"a": ' + HUGE[:400].encode() + b"}}}", 400),
+        ("/v1/message:stream", b'{"configuration": {"historyLength": "' + HUGE.encode() + b'"}}', 400),
+        ("/v1/message:stream", b"{", 400),
+        ("/v1/message:stream", b'{"request": {"messageId": 7}}', 400),
         ("/v1/message:send", b'{"request": "\xff"}', 400),
         ("/v1/message:send", b'{"metadata": {"a": 1e999}}', 400),
         (
@@ -638,6 +687,43 @@ async def test_an_unreadable_body_is_a_client_error(tmp_path: Path, path: str, c
         assert answer.json()["error"]["code"] == code, answer.text
         assert "Internal error; see" not in answer.text
         assert server.executor.owners == []
+
+
+@pytest.mark.parametrize("length", [HUGE, "-1", "abc", "1e3", str(1 << 31)])
+async def test_an_impossible_history_length_is_a_client_error_in_0_3(tmp_path: Path, length: str) -> None:
+    async with running_server(tmp_path) as server:
+        answer = await server.http.get(f"/v1/tasks/x?historyLength={length}")
+        assert (answer.status_code, "historyLength" in answer.text) == (400, True)
+
+
+async def test_a_rejected_stream_of_0_3_has_the_status_of_its_error(tmp_path: Path) -> None:
+    message: JsonObject = {"messageId": "m-1", "role": "ROLE_USER", "content": [{"text": "hello"}]}
+    async with running_server(tmp_path) as server:
+        streamed = await server.http.post("/v1/message:stream", json={"request": message})
+        assert (streamed.status_code, "TASK_STATE_COMPLETED" in streamed.text) == (200, True)
+        other = {**message, "content": [{"text": "another"}]}
+        for path, body, status in (
+            ("/v1/message:stream", {"request": other}, 400),
+            ("/v1/tasks/x:subscribe", None, 404),
+            ("/v1/message:stream?A2A-Version=2.0", {"request": message}, 400),
+        ):
+            rejected = await server.http.post(path, json=body)
+            assert (rejected.status_code, rejected.json()["error"]["code"]) == (status, status), path
+
+
+@pytest.mark.parametrize("version", [HUGE, "²", "1.0.0.0.0.0", "1.0rc1", "x", "-1"])
+async def test_an_unreadable_version_is_not_supported(tmp_path: Path, version: str) -> None:
+    async with running_server(tmp_path) as server:
+        headers = {b"A2A-Version": version.encode()}
+        for rest in (
+            await server.http.get("/tasks", headers=headers),
+            await server.http.get("/tasks", params={"A2A-Version": version}),
+        ):
+            assert rest.status_code == (200 if version in ("1.0.0.0.0.0", "1.0rc1") else 400), rest.text
+        call = {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": "x"}}
+        rpc_answer = await server.http.post("/", json=call, headers=headers)
+        assert rpc_answer.json()["error"]["code"] in (-32009, -32001)
+        assert len(rpc_answer.content) < 500
 
 
 async def test_base64_is_accepted_in_both_alphabets_with_or_without_padding(tmp_path: Path) -> None:
@@ -682,6 +768,27 @@ async def test_a_call_over_the_limit_is_rejected_over_grpc_too(tmp_path: Path) -
         with pytest.raises(grpc.aio.AioRpcError) as rejected:
             await server.grpc.SendMessage(request("m-1", "x" * 100_001), metadata=(("a2a-version", "1.0"),))
         assert rejected.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert server.executor.owners == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff\x12"])
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+async def test_bytes_that_are_no_message_are_rejected_over_grpc(
+    tmp_path: Path, content: bytes, compression: grpc.Compression, caplog: pytest.LogCaptureFixture
+) -> None:
+    services = ((a2a_pb2.DESCRIPTOR, "1.0"), (a2a_v0_3_pb2.DESCRIPTOR, "0.3"))
+    async with running_server(tmp_path) as server:
+        for file, version in services:
+            [service] = file.services_by_name.values()
+            for method in service.methods:
+                path = f"/{service.full_name}/{method.name}"
+                # The kind of the response does not matter, because there is none.
+                rpc: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = server.channel.unary_unary(path)
+                with pytest.raises(grpc.aio.AioRpcError) as rejected:
+                    await rpc(content, metadata=(("a2a-version", version),), compression=compression)
+                assert rejected.value.code() == grpc.StatusCode.INVALID_ARGUMENT, path
+                assert method.input_type.full_name in str(rejected.value.details())
+        assert "Traceback" not in caplog.text
         assert server.executor.owners == []
 
 

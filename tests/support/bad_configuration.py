@@ -247,6 +247,13 @@ BAD: Final[Mapping[str, Bad]] = {
         "a2a: {signing_key_file: key.pem}\n", "a2a.signing_key_file", 'needs protocol_versions: ["1.0"]', schema=False
     ),
     "a URL where a host is meant": _key("a2a: {grpc_url: 'http://x:1'}\n", "a2a.grpc_url", "must be host:port"),
+    "every host": _key(
+        "a2a: {allowed_hosts: ['*']}\n", "a2a.allowed_hosts[0]", "must be a host name or an address without port"
+    ),
+    "a host with a port": _key("a2a: {allowed_hosts: ['agent:8000']}\n", "a2a.allowed_hosts[0]", "must be a host name"),
+    "every origin": _key(
+        "a2a: {allowed_origins: ['*']}\n", "a2a.allowed_origins[0]", "must be one origin in lower case without a path"
+    ),
     "a principal without a token": _key(
         "principals: [{name: ada}]\n", "principals[0]", "must have either token_env or token_file", schema=False
     ),

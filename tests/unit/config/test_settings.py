@@ -1,4 +1,7 @@
-"""config.yaml and environment: what is taken, and where from. What is refused is gathered in `bad_configuration`."""
+"""config.yaml and environment: what is taken, and where from. What is refused is gathered in `bad_configuration`.
+
+Covers `config.a2a_server`.
+"""
 
 import dataclasses
 import json
@@ -12,11 +15,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from codex_workspace.common.errors import CodexCannotStart, ConfigError, ConfigLocation
+from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.environment import SECRETS, Secret, read_secret
 from codex_workspace.config.loading import PLATFORM_DEFAULT_MODEL, is_loopback, load_settings, require_codex
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
-    A2AConfig,
     CodexConfig,
     Config,
     LimitsConfig,
@@ -90,11 +93,11 @@ def test_without_a_state_folder_the_error_names_the_variable(tmp_path: Path) -> 
 @hypothesis_settings(deadline=None)
 def test_any_value_is_settings_or_one_config_error(value: object) -> None:
     try:
-        said = read_section(Config, value, ConfigLocation("f")).name
+        said = read_section(Config, value, ConfigLocation("config.yaml")).name
     except ConfigError as error:
-        said = str(error).removeprefix("f: ")
+        said = str(error).removeprefix("config.yaml: ")
     assert said
-    assert said[:2] != "f:"
+    assert not said.startswith("config.yaml:")
 
 
 def test_the_template_s_own_config_yaml_is_the_defaults_and_shows_every_key(tmp_path: Path) -> None:
@@ -450,12 +453,31 @@ def test_principals_that_are_wrong_are_refused_in_one_sentence(
         ('protocol_versions: ["0.2"]', "must be one of 1.0, 0.3, but is '0.2'"),
         ("signing_key_file: key.pem", 'a2a.signing_key_file: needs protocol_versions: ["1.0"]'),
         ("grpc_url: http://x:1", "a2a.grpc_url: must be host:port"),
+        *(
+            (f"allowed_hosts: ['{host}']", "a2a.allowed_hosts[0]: must be a host name or an address without port")
+            for host in ("*", "agent:8000", "http://agent", "*.example.com", "", "a b", "[::1]:80", "a..b", "agent.")
+        ),
+        *(
+            (
+                f"allowed_origins: ['{origin}']",
+                "a2a.allowed_origins[0]: must be one origin in lower case without a path",
+            )
+            for origin in ("*", "null", "https://A.example", "https://a.example/", "a.example", "https://*.a.example")
+        ),
     ],
 )
 def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a: str, sentence: str) -> None:
     said = refusal(machine, GOOD + f"a2a: {{{a2a}}}\n")
     assert sentence in said
     assert_is_one_sentence(said)
+
+
+def test_hosts_and_origins_can_be_allowed(machine: Machine) -> None:
+    hosts = ("agent", "Agent_2.example.com", "10.0.0.1", "fd00::1", "[fd00::1]", "0.0.0.0")
+    origins = ("https://app.example.com", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abc")
+    listed = json.dumps({"allowed_hosts": hosts, "allowed_origins": origins})
+    a2a = machine.load(GOOD + f"a2a: {listed}\n").config.a2a
+    assert (a2a.allowed_hosts, a2a.allowed_origins) == (hosts, origins)
 
 
 def test_a_signature_requires_version_1_0_only(machine: Machine) -> None:

@@ -22,12 +22,12 @@ from pydantic import create_model
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServerEntry
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
-    A2AConfig,
     CodexConfig,
     Config,
     LimitsConfig,

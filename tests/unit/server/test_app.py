@@ -345,7 +345,9 @@ async def test_a_client_that_disconnects_within_its_body_logs_no_error(
     async with served(tmp_path) as now:
         host, port = now.http.base_url.host, now.http.base_url.port or 0
         async with await anyio.connect_tcp(host, port) as stream:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+            )
             await stream.send(f"{head}A2A-Version: 1.0\r\n\r\n{{".encode())
         assert (await now.http.get("/healthz")).status_code == 200
         await anyio.wait_all_tasks_blocked()

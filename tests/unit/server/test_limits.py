@@ -82,7 +82,7 @@ class Scene:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((host, int(port)))
         content = json.dumps(body(method, {"id": task_id})).encode()
-        lines = ["POST / HTTP/1.1", "Host: x", "A2A-Version: 1.0", "Content-Type: application/json"]
+        lines = ["POST / HTTP/1.1", "Host: localhost", "A2A-Version: 1.0", "Content-Type: application/json"]
         head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
         sock.sendall(head.encode() + content)
         return sock

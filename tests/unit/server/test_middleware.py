@@ -1,5 +1,6 @@
 """Who is let in, and how much of a body."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 
 import httpx
@@ -14,11 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.server.limits import REPLACEMENT, RateLimiter
-from codex_workspace.server.middleware import Authenticator, RequestChecks, TokenBackend, unauthorized
+from codex_workspace.server.middleware import Authenticator, PageCheck, RequestChecks, TokenBackend, unauthorized
 
 TOKEN = "t0ken-ü"
 PUBLIC = frozenset({"/healthz", "/card"})
 MAX_BYTES = 100
+PAGES = PageCheck(re.compile("agent"), frozenset())
 
 
 async def echo(request: Request) -> Response:
@@ -27,14 +29,16 @@ async def echo(request: Request) -> Response:
     return JSONResponse({"user": user, "bytes": len(body)})
 
 
+def backend(authenticator: Authenticator) -> TokenBackend:
+    return TokenBackend(authenticator, PUBLIC, frozenset({"/healthz"}), {}, PAGES)
+
+
 def client(token: str | None = TOKEN, *, max_bytes: int = MAX_BYTES, **others: str) -> httpx.AsyncClient:
     tokens = {} if token is None else {OPERATOR: token, **others}
     app = Starlette(
         routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
         middleware=[
-            Middleware(
-                AuthenticationMiddleware, backend=TokenBackend(Authenticator(tokens), PUBLIC, {}), on_error=unauthorized
-            ),
+            Middleware(AuthenticationMiddleware, backend=backend(Authenticator(tokens)), on_error=unauthorized),
             Middleware(RequestChecks, rates=RateLimiter(60_000), max_bytes=max_bytes, extensions=frozenset()),
         ],
     )
@@ -208,7 +212,7 @@ async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
 )
 async def test_a_response_can_be_replaced_until_its_body_starts(path: str, status: int, text: str) -> None:
     checks = RequestChecks(stubborn, RateLimiter(60_000), MAX_BYTES, frozenset())
-    app = AuthenticationMiddleware(checks, TokenBackend(Authenticator({}), PUBLIC, {}))
+    app = AuthenticationMiddleware(checks, backend(Authenticator({})))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
         answer = await http.get(path)
