@@ -27,6 +27,9 @@ LOCK_INTERVAL_S: Final = 0.05
 
 UNKNOWN: Final = "process unknown"
 
+SIDE_FILES: Final = ("-wal", "-shm", "-journal")
+"""What SQLite appends to the name of a file for its other files."""
+
 REPLACE_TIMEOUT_S: Final = 10.0
 """How long to wait for another process that replaces the same file; it takes some milliseconds."""
 
@@ -204,6 +207,17 @@ def _open_locked(new: Path) -> int:
         if time.monotonic() >= deadline:
             raise BlockingIOError(EAGAIN, "another process is replacing it", str(new))
         time.sleep(REPLACE_INTERVAL_S)
+
+
+def rename_with_side_files(file: Path, new: Path) -> None:
+    """Rename a SQLite file and its side files; the main file last, so that a repetition completes an interrupted call.
+
+    Raises:
+        OSError: a file cannot be renamed.
+    """
+    for suffix in (*SIDE_FILES, ""):
+        with suppress(FileNotFoundError):
+            file.with_name(file.name + suffix).rename(new.with_name(new.name + suffix))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.files import rename_with_side_files
 from codex_workspace.storage.database import Connection, Failure
 from codex_workspace.storage.schema import SCHEMA_VERSION, TABLES, version_of
 
@@ -23,8 +24,6 @@ MAX_LOG_BYTES: Final = 16 << 20
 
 CHECK_TIME_S: Final = 0.5
 """How long pages are checked at the start; SQLite checks a few hundred MB in this time."""
-
-SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 
 _REASONS: Final = {
     sqlite3.SQLITE_FULL: "the disk is full",
@@ -139,11 +138,7 @@ def set_aside(file: Path) -> Path:
         raise ConfigError(f"DATABASE_URL: {file} is intact, so it was not renamed")
     aside = file.with_name(f"{file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     try:
-        # The main file last: if this is interrupted, the file is still found damaged and the rest follows next time.
-        for suffix in (*SIDE_FILES, ""):
-            source = file.with_name(file.name + suffix)
-            if source.exists():
-                source.rename(aside.with_name(aside.name + suffix))
+        rename_with_side_files(file, aside)
     except OSError as error:
         raise ConfigError(f"DATABASE_URL: {file} cannot be renamed: {error.strerror}; move it by hand") from error
     return aside
