@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -218,6 +218,36 @@ def rename_with_side_files(file: Path, new: Path) -> None:
     for suffix in (*SIDE_FILES, ""):
         with suppress(FileNotFoundError):
             file.with_name(file.name + suffix).rename(new.with_name(new.name + suffix))
+
+
+class WatchedPaths:
+    """Files and folders that must stay in their places while the agent runs.
+
+    What is written to an open file that was deleted or moved is lost, without an error. Something in or at each path
+    must be open: some file systems give a path that nobody uses a new inode number.
+
+    Args:
+        paths: the existing paths, by their names for messages.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._watched = [(name, path, _identity(path)) for name, path in paths.items()]
+
+    def problem(self) -> str | None:
+        """Return what happened to one of the paths, and what the operator has to do; takes microseconds."""
+        for name, path, identity in self._watched:
+            if _identity(path) != identity:
+                return f"{name} was deleted, moved or replaced; restore it and restart the agent"
+            if not os.access(path, os.W_OK):
+                return f"{name} is read-only; make it writable again"
+        return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _sync_folder(folder: Path) -> None:

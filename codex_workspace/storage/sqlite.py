@@ -25,14 +25,16 @@ MAX_LOG_BYTES: Final = 16 << 20
 CHECK_TIME_S: Final = 0.5
 """How long pages are checked at the start; SQLite checks a few hundred MB in this time."""
 
+_DAMAGED: Final = "the database is damaged; stop the agent and run `python -m codex_workspace doctor`"
 _REASONS: Final = {
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_IOERR: "the disk fails",
     sqlite3.SQLITE_READONLY: "the database is read-only",
     sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
     sqlite3.SQLITE_BUSY: "another program has locked the database",
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
 }
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAGIC: Final = b"SQLite format 3\0"
 
@@ -70,7 +72,9 @@ class SqliteEngine:
     def judge(self, error: Exception) -> Failure:
         """Tell what an error means, by SQLite's code."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        return Failure(_REASONS.get(code), is_damaged=code in _DAMAGED)
+        # The agent's own tables can only be missing if the file was overwritten.
+        reason = _DAMAGED if str(error).startswith("no such table") else _REASONS.get(code)
+        return Failure(reason, is_damaged=reason == _DAMAGED)
 
     def _open(self, timeout_s: float) -> sqlite3.Connection:
         return sqlite3.connect(self.file, timeout_s, isolation_level=None, check_same_thread=False)
