@@ -56,7 +56,10 @@ class CodexAdapter(BaseAdapter):
         return await self._host.start()
 
     def pre_stop_state(self) -> JsonObject:
-        """Return the state that the runtime stores in its snapshot: the thread of the main context."""
+        """Return what the runtime stores in its snapshot: the main context's codex thread, as of the last answer.
+
+        It is empty if the main context has no thread, or if `codex.conversations` is `per-context`.
+        """
         return self._host.snapshot()
 
     def restore_state(self, snapshot: JsonObject) -> None:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from codex_workspace.app_server import Connection, open_app_server
+from codex_workspace.codex.index import REBUILD_TIMEOUT_S, rename_moved_index
 from codex_workspace.codex.sandbox import check_sandbox, create_secret_files, profile_of, profile_overrides
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.common.concurrency import task_group
@@ -82,6 +83,8 @@ async def open_launched(
             logger.warning("skipping the MCP server %s: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
+        if rename_moved_index(settings.codex_home):
+            launch = replace(launch, start_timeout_s=REBUILD_TIMEOUT_S)
         if is_exec(settings):
             yield Launched(launch, None)
             return

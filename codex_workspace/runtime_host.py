@@ -100,7 +100,7 @@ class RuntimeHost:
             opened.cancel()
 
     def snapshot(self) -> JsonObject:
-        """Return the ID of the main context's codex thread, from which a lost state folder can be restored."""
+        """Return the ID of the main context's codex thread as of the last answer; it outlives a lost state folder."""
         running = self._running
         thread_id = None if running is None else running.adapter.thread_id
         return {} if thread_id is None else {THREAD_KEY: thread_id}

@@ -47,7 +47,7 @@ class ConfigLocation:
 
 
 class StoreUnavailable(AgentError):
-    """Nothing could be stored: the disk is full, or the database cannot be reached."""
+    """Nothing could be stored: the disk is full, or the database cannot be reached, is lost or damaged."""
 
 
 class CodexError(AgentError):

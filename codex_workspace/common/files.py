@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -26,6 +26,9 @@ LOCK_TIMEOUT_S: Final = 1.0
 LOCK_INTERVAL_S: Final = 0.05
 
 UNKNOWN: Final = "process unknown"
+
+SIDE_FILES: Final = ("-wal", "-shm", "-journal")
+"""What SQLite appends to the name of a file for its other files."""
 
 REPLACE_TIMEOUT_S: Final = 10.0
 """How long to wait for another process that replaces the same file; it takes some milliseconds."""
@@ -204,6 +207,47 @@ def _open_locked(new: Path) -> int:
         if time.monotonic() >= deadline:
             raise BlockingIOError(EAGAIN, "another process is replacing it", str(new))
         time.sleep(REPLACE_INTERVAL_S)
+
+
+def rename_with_side_files(file: Path, new: Path) -> None:
+    """Rename a SQLite file and its side files; the main file last, so that a repetition completes an interrupted call.
+
+    Raises:
+        OSError: a file cannot be renamed.
+    """
+    for suffix in (*SIDE_FILES, ""):
+        with suppress(FileNotFoundError):
+            file.with_name(file.name + suffix).rename(new.with_name(new.name + suffix))
+
+
+class WatchedPaths:
+    """Files and folders that must stay in their places while the agent runs.
+
+    What is written to an open file that was deleted or moved is lost, without an error. Something in or at each path
+    must be open: some file systems give a path that nobody uses a new inode number.
+
+    Args:
+        paths: the existing paths, by their names for messages.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._watched = [(name, path, _identity(path)) for name, path in paths.items()]
+
+    def problem(self) -> str | None:
+        """Return what happened to one of the paths, and what the operator has to do; takes microseconds."""
+        for name, path, identity in self._watched:
+            if _identity(path) != identity:
+                return f"{name} was deleted, moved or replaced; restore it and restart the agent"
+            if not os.access(path, os.W_OK):
+                return f"{name} is read-only; make it writable again"
+        return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _sync_folder(folder: Path) -> None:

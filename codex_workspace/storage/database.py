@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Final, Generic, ParamSpec, Protocol, TypeVar
@@ -21,6 +22,7 @@ from typing import Final, Generic, ParamSpec, Protocol, TypeVar
 import anyio
 
 from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.common.files import WatchedPaths
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Failure:
     """What an error of the driver means.
 
     reason: why the database cannot store anything now; None if the statement itself failed.
-    is_lost: whether the connection is gone. is_damaged: whether the data is damaged, so that no later write succeeds.
+    is_lost: whether the connection is gone. is_damaged: whether the data is damaged, so that nothing more is written.
     """
 
     reason: str | None = None
@@ -150,12 +152,12 @@ def placeholders(values: Sequence[object]) -> str:
 
 
 class Database:
-    """An open database; use it in the event loop that opened it."""
+    """An open database; use it in the event loop that opened it. It writes only while `watched` has no problem."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, watched: WatchedPaths) -> None:
         self.engine: Final = engine
         self.is_closing = False
-        self._health = _Health(engine)
+        self._health = _Health(watched)
         self._writer = _Writer(engine, self._health)
         self._reader = _Reader(engine, self._health)
         self._local = engine.connect_for_lookups()
@@ -210,17 +212,22 @@ class Database:
             return await self._reader.submit(work)
 
     async def problem(self) -> str | None:
-        """Return why writes fail; None if no problem is known or a write succeeds now."""
-        if self._health.may_probe():
-            try:
+        """Return why writes fail; None if no problem is found or a write succeeds now."""
+        with suppress(StoreUnavailable, DatabaseFailed):
+            if self._health.reason is None:
+                await self._reader.submit(self._look)
+            elif self._health.may_probe():
                 # Only a commit proves that there is space: a rolled back transaction never reaches the disk.
                 await self.write(_probe)
-                await self.write(_clear_probe)
-            except (StoreUnavailable, DatabaseFailed) as error:
-                logger.debug("the database still cannot be written to: %s", error)
-            else:
+                await self.write(lambda rows: rows.change("delete from write_probe"))
                 self._health.recover()
         return self._health.reason
+
+    def _look(self, _connection: Connection) -> None:
+        """Look for a problem: a new connection reads the file, whose pages the others have in memory."""
+        if self._health.refusal() is None and (fresh := self.engine.connect_for_lookups()) is not None:
+            with closing(fresh):
+                fresh.all(int, "select version from schema_version")
 
     async def close(self) -> None:
         """Commit what was deferred, and close all connections."""
@@ -251,16 +258,12 @@ def _probe(connection: Connection) -> None:
     connection.change("insert into write_probe (id, filler) values (1, ?)", bytes(PROBE_BYTES))
 
 
-def _clear_probe(connection: Connection) -> None:
-    connection.change("delete from write_probe")
-
-
 class _Health:
     """Why the database cannot be written to, from the first error until a write succeeds again. For all threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, watched: WatchedPaths) -> None:
         self.reason: str | None = None
-        self._engine = engine
+        self._watched = watched
         self._is_damaged = False
         self._probe_at = 0.0
 
@@ -277,24 +280,26 @@ class _Health:
         logger.warning("the database can be written to again (before: %s)", self.reason)
         self.reason = None
 
+    def refusal(self) -> StoreUnavailable | None:
+        """Return the error of a write that must not be tried: the data is damaged, or a watched path is lost."""
+        reason = self.reason if self._is_damaged else self._watched.problem()
+        return None if reason is None else self._unavailable(reason, "nothing is stored until then")
+
     def judged(self, error: Exception, failure: Failure) -> Exception:
         """Record a failure; return the error for the caller."""
-        if failure.is_damaged:
-            self._is_damaged = True
-            self._record("the database is damaged; run `python -m codex_workspace doctor`", error)
-            return DatabaseFailed(_one_line(error))
+        self._is_damaged |= failure.is_damaged
         if failure.reason is None:
             return DatabaseFailed(_one_line(error))
-        self._record(failure.reason, error)
-        return StoreUnavailable(
-            f"The agent cannot store data now ({failure.reason}); the request was not accepted, send it again later."
-        )
+        return self._unavailable(failure.reason, _one_line(error))
 
-    def _record(self, reason: str, error: Exception) -> None:
+    def _unavailable(self, reason: str, cause: str) -> StoreUnavailable:
         if self.reason is None:
-            logger.error("%s: %s", reason, _one_line(error))
+            logger.error("%s: %s", reason, cause)
             self._probe_at = time.monotonic() + PROBE_INTERVAL_S
         self.reason = reason
+        return StoreUnavailable(
+            f"The agent cannot store data now ({reason}); the request was not accepted, send it again later."
+        )
 
 
 def _one_line(error: Exception) -> str:
@@ -418,7 +423,7 @@ class _ConnectionThread(ABC):
                 self._fail(jobs, DatabaseFailed(_one_line(error)), error)
             return
 
-    def _fail(self, jobs: Sequence[_Job[object]], error: Exception, cause: Exception) -> None:
+    def _fail(self, jobs: Sequence[_Job[object]], error: Exception, cause: Exception | None = None) -> None:
         error.__cause__ = cause
         for job in jobs:
             job.error = job.error or error
@@ -466,6 +471,12 @@ class _Writer(_ConnectionThread):
     def __init__(self, engine: Engine, health: _Health) -> None:
         super().__init__(engine, health, "database-writer")
 
+    def _run_jobs(self, jobs: Sequence[_Job[object]]) -> None:
+        if (refusal := self._health.refusal()) is None:
+            super()._run_jobs(jobs)
+        else:
+            self._fail(jobs, refusal)
+
     def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
         try:
             connection.begin()
@@ -484,8 +495,6 @@ class _Writer(_ConnectionThread):
             raise
 
     def _roll_back(self, connection: Connection) -> None:
-        try:
+        # SQLite has ended the transaction itself, or the server is gone.
+        with suppress(*self._engine.errors):
             connection.run("rollback")
-        except self._engine.errors as error:
-            # SQLite has ended the transaction itself, or the server is gone.
-            logger.debug("nothing to roll back: %s", error)

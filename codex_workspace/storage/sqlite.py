@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.files import rename_with_side_files
 from codex_workspace.storage.database import Connection, Failure
 from codex_workspace.storage.schema import SCHEMA_VERSION, TABLES, version_of
 
@@ -24,16 +25,16 @@ MAX_LOG_BYTES: Final = 16 << 20
 CHECK_TIME_S: Final = 0.5
 """How long pages are checked at the start; SQLite checks a few hundred MB in this time."""
 
-SIDE_FILES: Final = ("-wal", "-shm", "-journal")
-
+_DAMAGED: Final = "the database is damaged; stop the agent and run `python -m codex_workspace doctor`"
 _REASONS: Final = {
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_IOERR: "the disk fails",
     sqlite3.SQLITE_READONLY: "the database is read-only",
     sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
     sqlite3.SQLITE_BUSY: "another program has locked the database",
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
 }
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAGIC: Final = b"SQLite format 3\0"
 
@@ -71,7 +72,9 @@ class SqliteEngine:
     def judge(self, error: Exception) -> Failure:
         """Tell what an error means, by SQLite's code."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        return Failure(_REASONS.get(code), is_damaged=code in _DAMAGED)
+        # The agent's own tables can only be missing if the file was overwritten.
+        reason = _DAMAGED if str(error).startswith("no such table") else _REASONS.get(code)
+        return Failure(reason, is_damaged=reason == _DAMAGED)
 
     def _open(self, timeout_s: float) -> sqlite3.Connection:
         return sqlite3.connect(self.file, timeout_s, isolation_level=None, check_same_thread=False)
@@ -139,11 +142,7 @@ def set_aside(file: Path) -> Path:
         raise ConfigError(f"DATABASE_URL: {file} is intact, so it was not renamed")
     aside = file.with_name(f"{file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     try:
-        # The main file last: if this is interrupted, the file is still found damaged and the rest follows next time.
-        for suffix in (*SIDE_FILES, ""):
-            source = file.with_name(file.name + suffix)
-            if source.exists():
-                source.rename(aside.with_name(aside.name + suffix))
+        rename_with_side_files(file, aside)
     except OSError as error:
         raise ConfigError(f"DATABASE_URL: {file} cannot be renamed: {error.strerror}; move it by hand") from error
     return aside

@@ -4,14 +4,16 @@ A SQLite file in the state folder, or the database that DATABASE_URL names. Each
 who sees only their own rows.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import anyio
 
 from codex_workspace.common.database_url import sqlite_file, url_problem
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.files import WatchedPaths
 from codex_workspace.storage.contexts import ContextThreadId, main_context
 from codex_workspace.storage.database import Database, Engine
 from codex_workspace.storage.deliveries import Deliveries
@@ -55,13 +57,17 @@ class Store:
 
 
 @asynccontextmanager
-async def open_store(url: str, *, stores_starts: bool = True) -> AsyncIterator[Store]:
+async def open_store(
+    url: str, *, stores_starts: bool = True, watched: Mapping[str, Path] | None = None
+) -> AsyncIterator[Store]:
     """Open the store at a database URL; leaving the block writes pending states and closes it.
+
+    `watched` has the paths besides the database's file without which nothing must be stored; see `WatchedPaths`.
 
     Raises:
         ConfigError: the database cannot be opened, is damaged or another program's, or has another schema version.
     """
-    async with open_database(url) as database:
+    async with open_database(url, watched) as database:
         store = Store(database, stores_starts=stores_starts)
         try:
             yield store
@@ -71,7 +77,7 @@ async def open_store(url: str, *, stores_starts: bool = True) -> AsyncIterator[S
 
 
 @asynccontextmanager
-async def open_database(url: str) -> AsyncIterator[Database]:
+async def open_database(url: str, watched: Mapping[str, Path] | None = None) -> AsyncIterator[Database]:
     """Open a database, create its tables if it is empty, and close it when the block ends.
 
     Raises:
@@ -79,7 +85,8 @@ async def open_database(url: str) -> AsyncIterator[Database]:
     """
     engine = engine_of(url)
     await anyio.to_thread.run_sync(_prepare, engine)
-    database = Database(engine)
+    file = {"the database": engine.file} if isinstance(engine, SqliteEngine) else {}
+    database = Database(engine, WatchedPaths({**(watched or {}), **file}))
     try:
         yield database
     finally:

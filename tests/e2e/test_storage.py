@@ -1,25 +1,30 @@
-"""The state folder: used by two agents, damaged, of another version, on a full disk."""
+"""The state folder: used by two agents, damaged, of another version, on a full disk, lost while the agent runs."""
 
 import json
+import re
+import shutil
 import signal
 import sqlite3
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import anyio
+import grpc.aio
 import httpx
 import pytest
-from a2a.types import Task, TaskState, TaskStatus
+from a2a.types import Task, TaskState, TaskStatus, a2a_pb2_grpc
 from a2a.utils.errors import InternalError
+from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
 from codex_workspace.storage.database import PROBE_INTERVAL_S
 from codex_workspace.storage.schema import SCHEMA_VERSION
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
-from tests.e2e.client import Seen, peer, script
+from tests.e2e.client import Seen, peer, request, script
 from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -252,3 +257,84 @@ async def test_an_emptied_database_is_not_treated_as_new(setup: AgentSetup) -> N
     database(setup).unlink()
     async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask_blocking("hello")).state == COMPLETED
+
+
+# --- Folders that are lost while the agent runs ---
+
+LOST_STATE = "WORKSPACE_STATE_DIR was deleted, moved or replaced; restore it and restart the agent"
+LOST_HOME = "CODEX_HOME was deleted, moved or replaced; restore it and restart the agent"
+
+
+@pytest.mark.parametrize(("folder", "problem"), [("state", LOST_STATE), ("state/codex", LOST_HOME)])
+async def test_without_its_folders_the_agent_is_not_ready_and_accepts_nothing(
+    setup: AgentSetup, folder: str, problem: str
+) -> None:
+    own = replace(setup, environment={"A2A_GRPC_PORT": "0"})
+    async with running_agent(own) as agent, peer(agent.url) as client, httpx.AsyncClient(base_url=agent.url) as http:
+        await client.ask("the word is apple", "ctx")
+        assert await readiness(agent) == (200, "None")
+        shutil.rmtree(setup.root / folder)
+        assert await readiness(agent) == (503, problem)
+        assert (await http.get("healthz")).status_code == 200
+        expected = f"The agent cannot store data now ({problem}); the request was not accepted, send it again later."
+        for ask in (client.ask, client.ask_blocking, client.begin):
+            with pytest.raises(InternalError, match=re.escape(expected)):
+                await ask("hello", "ctx")
+        rest = MessageToDict(request("hello"))
+        answer = await http.post("/message:send", json=rest, headers={"A2A-Version": "1.0"})
+        assert (answer.status_code, expected in answer.text) == (500, True)
+        (address,) = re.findall(r"gRPC at ([^,\s]+)", setup.log.read_text())
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.SendMessage(request("hello"), metadata=(("a2a-version", "1.0"),))
+        assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INTERNAL, expected)
+        assert await agent.stop() == 0
+    log = setup.log.read_text()
+    assert log.count(f"ERROR   codex_workspace.storage.database: {problem}") == 1
+    assert "Traceback" not in log
+    assert "cannot write" not in log
+    assert not (setup.root / folder / "workspace.sqlite3").exists()
+
+
+async def test_a_turn_whose_state_folder_is_moved_away_is_answered_when_it_is_back(setup: AgentSetup) -> None:
+    state, away = setup.root / "state", setup.root / "away"
+    async with running_agent(setup) as agent, peer(agent.url) as client:
+        running = await client.begin(script({"run": "sleep 1"}, {"say": "The end."}), "ctx")
+        await eventually(lambda: agent.commands("1"))
+        state.rename(away)
+        await eventually(lambda: not agent.commands("1"))
+        assert await readiness(agent) == (503, LOST_STATE)
+        # codex makes a part of its folder again.
+        shutil.rmtree(state, ignore_errors=True)
+        away.rename(state)
+        ended = await client.finished(running.task_id)
+        assert (ended.state, ended.answer) == (COMPLETED, "The end.")
+
+        async def is_ready() -> bool:
+            return await readiness(agent) == (200, "None")
+
+        await eventually(is_ready)
+        assert (await client.ask("Hello", "ctx")).state == COMPLETED
+        assert await agent.stop() == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all " * 5000])
+async def test_an_overwritten_database_is_reported_and_replaced_by_a_backup(setup: AgentSetup, content: bytes) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        assert await agent.stop() == 0
+    backup = database(setup).read_bytes()
+    async with running_agent(setup) as agent, peer(agent.url) as client:
+        database(setup).write_bytes(content)
+        code, reason = await readiness(agent)
+        assert (code, reason.partition(";")[0]) == (503, "the database is damaged")
+        with pytest.raises(InternalError, match="the database is damaged; stop the agent"):
+            await client.ask("hello", "ctx")
+        assert await agent.stop() == 0
+    assert "Traceback" not in setup.log.read_text()
+    for file in database(setup).parent.glob("workspace.sqlite3*"):
+        file.unlink()
+    database(setup).write_bytes(backup)
+    async with running_agent(setup) as agent, peer(agent.url) as client:
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer

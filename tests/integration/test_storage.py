@@ -9,6 +9,7 @@ import random
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -68,6 +69,10 @@ def overwrite_a_page(file: Path) -> None:
 
 def write_zeros(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
+
+
+def truncate_to_nothing(file: Path) -> None:
+    os.truncate(file, 0)
 
 
 def make_another_programs(file: Path) -> None:
@@ -322,6 +327,94 @@ async def test_a_full_disk_does_not_delay_a_stop(tmp_path: Path) -> None:
         await store.tasks.save(task_of(WORKING, LARGE_TEXT + LARGE_TEXT), ME)
         full.touch()
     assert rows(tmp_path / "small.sqlite3", "select state from tasks") == [("TASK_STATE_SUBMITTED",)]
+
+
+# --- Files that are lost or overwritten while the agent runs ---
+
+GONE = "the database was deleted, moved or replaced; restore it and restart the agent"
+DAMAGED = "the database is damaged; stop the agent and run `python -m codex_workspace doctor`"
+
+
+def delete(file: Path) -> None:
+    file.unlink()
+
+
+def replace_by_a_copy(file: Path) -> None:
+    copy = file.with_name("copy")
+    copy.write_bytes(file.read_bytes())
+    copy.replace(file)
+
+
+@pytest.mark.parametrize("lose", [delete, replace_by_a_copy])
+async def test_nothing_is_written_to_a_lost_file(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    file, kept = tmp_path / "lost.sqlite3", tmp_path / "kept"
+    async with open_store(url(file)) as store:
+        await accept(store, "first")
+        assert await store.write_problem() is None
+        os.link(file, kept)
+        lose(file)
+        assert await store.write_problem() == GONE
+        with pytest.raises(StoreUnavailable, match=f"{GONE}.; the request was not accepted, send it again later"):
+            await accept(store, "second")
+        # What is stored can be read, and nothing was created in the file's place.
+        assert await state_of(store, "first") == DeliveryState.ACCEPTED
+        assert file.exists() == (lose is replace_by_a_copy)
+        kept.replace(file)
+        await eventually(partial(is_writable, store))
+        await accept(store, "second")
+    assert rows(file, "select message_id from deliveries") == [("first",), ("second",)]
+
+
+async def is_writable(store: Store) -> bool:
+    return await store.write_problem() is None
+
+
+async def test_nothing_is_written_while_a_watched_folder_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, moved = tmp_path / "home", tmp_path / "moved"
+    home.mkdir()
+    async with open_store(url(tmp_path / "own.sqlite3"), watched={"CODEX_HOME": home}) as store:
+        key = await accept(store, "first")
+        home.rename(moved)
+        problem = "CODEX_HOME was deleted, moved or replaced; restore it and restart the agent"
+        with pytest.raises(StoreUnavailable, match=problem):
+            await accept(store, "second")
+        async with anyio.create_task_group() as tasks:
+            # The end of an accepted message waits.
+            tasks.start_soon(store.deliveries.mark_answered, key, b"the end")
+            for _ in range(10):
+                assert await store.write_problem() == problem
+            assert await state_of(store, "first") == DeliveryState.ACCEPTED
+            moved.rename(home)
+        assert await state_of(store, "first") == DeliveryState.ANSWERED
+    assert [record.levelname for record in caplog.records if problem in record.getMessage()] == ["ERROR"]
+
+
+def overwrite_with_another_database(file: Path) -> None:
+    other = file.with_name("other")
+    make_another_programs(make_file(other))
+    file.write_bytes(other.read_bytes())
+
+
+def make_file(file: Path) -> Path:
+    file.touch()
+    return file
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("overwrite", [write_noise, write_zeros, truncate_to_nothing, overwrite_with_another_database])
+async def test_nothing_is_written_to_an_overwritten_file(
+    file: Path, overwrite: Callable[[Path], None], *, looks: bool
+) -> None:
+    async with open_store(url(file)) as store:
+        overwrite(file)
+        if looks:
+            assert await store.write_problem() == DAMAGED
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="the database is damaged; stop the agent and run"):
+                await accept(store, "first")
+        assert await store.write_problem() == DAMAGED
 
 
 # --- Old tasks ---

@@ -21,6 +21,7 @@ from codex_workspace.common.files import (
     LOCK_TIMEOUT_S,
     UNKNOWN,
     Holder,
+    WatchedPaths,
     lock_folder,
     lock_holder,
     replace_file,
@@ -212,3 +213,50 @@ def test_both_the_file_and_its_new_name_are_on_disk_on_return(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", watched)
     replace_file(tmp_path / "file", b"new")
     assert kept == [("file", False), ("folder", True)]
+
+
+# --- Watched paths ---
+
+
+def test_a_deleted_moved_or_replaced_path_is_a_problem_until_it_is_back(tmp_path: Path) -> None:
+    folder, file, moved = tmp_path / "folder", tmp_path / "folder" / "file", tmp_path / "moved"
+    folder.mkdir()
+    file.touch()
+    watched = WatchedPaths({"FOLDER": folder, "the file": file})
+    assert watched.problem() is None
+    with file.open("a") as opened:
+        opened.write("It may change.")
+    assert watched.problem() is None
+
+    folder.rename(moved)
+    assert watched.problem() == "FOLDER was deleted, moved or replaced; restore it and restart the agent"
+    folder.symlink_to(moved)
+    assert watched.problem() is None
+    file.rename(moved / "other")
+    assert watched.problem() == "the file was deleted, moved or replaced; restore it and restart the agent"
+    file.touch()
+    assert watched.problem() == "the file was deleted, moved or replaced; restore it and restart the agent"
+    (moved / "other").rename(file)
+    assert watched.problem() is None
+
+
+WATCH = """
+import sys
+from pathlib import Path
+from codex_workspace.common.files import WatchedPaths
+
+folder = Path(sys.argv[1])
+watched = WatchedPaths({"FOLDER": folder})
+for mode in (0o700, 0o500, 0o700):
+    folder.chmod(mode)
+    print(watched.problem())
+"""
+
+
+def test_a_folder_that_becomes_read_only_is_a_problem(tmp_path: Path) -> None:
+    # Root may write to every folder, unless it has no capabilities.
+    command = [sys.executable, "-m", "tests.e2e.without_capabilities", "code"]
+    (tmp_path / "code.py").write_text(WATCH)
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    printed = subprocess.run([*command, str(tmp_path)], env=environment, check=True, capture_output=True, text=True)
+    assert printed.stdout.splitlines() == ["None", "FOLDER is read-only; make it writable again", "None"]

@@ -14,6 +14,7 @@ from a2a.types import Message, SendMessageRequest
 from opentelemetry.trace import INVALID_SPAN
 from prometheus_client.parser import text_string_to_metric_families
 
+from codex_workspace.common.files import WatchedPaths
 from codex_workspace.common.telemetry import (
     MAX_ATTRIBUTE_CHARS,
     NO_TRACER,
@@ -363,7 +364,7 @@ async def test_the_last_active_thread_is_known(store: Store) -> None:
 
 
 async def test_a_failing_database_leaves_the_other_metrics(tmp_path: Path) -> None:
-    database = Database(SqliteEngine(tmp_path / "without_tables.sqlite3"))
+    database = Database(SqliteEngine(tmp_path / "without_tables.sqlite3"), WatchedPaths({}))
     try:
         values, counted = await GaugeCollector(Deliveries(database), lambda: 7).read()
     finally:

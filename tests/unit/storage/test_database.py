@@ -32,7 +32,7 @@ def insert_and_fail(owner: str) -> Work[str]:
 
 
 def fail_in_sql(rows: Connection) -> int:
-    return rows.change("insert into no_such_table values (1)")
+    return rows.change("insert into main_contexts (no_such_column) values (1)")
 
 
 async def test_a_write_returns_its_result_and_is_on_disk(url: str) -> None:
@@ -88,7 +88,7 @@ async def test_a_deferred_work_that_fails_is_logged(url: str, caplog: pytest.Log
         database.write_later(fail_in_sql)
         await database.flush()
     assert "a deferred write was not made: " in caplog.text
-    assert "no_such_table" in caplog.text
+    assert "no_such_column" in caplog.text
 
 
 async def test_a_cancelled_caller_does_not_stop_its_write(url: str) -> None:
@@ -115,8 +115,8 @@ async def test_a_lookup_sees_what_was_written(url: str) -> None:
         assert await database.lookup(lambda rows: rows.first(str, query)) is None
         await database.write(insert("a"))
         assert await database.lookup(lambda rows: rows.first(str, query)) == "of a"
-        with pytest.raises(DatabaseFailed, match="no_such_table"):
-            await database.lookup(lambda rows: rows.first(str, "select 1 from no_such_table"))
+        with pytest.raises(DatabaseFailed, match="no_such_column"):
+            await database.lookup(lambda rows: rows.first(str, "select no_such_column from main_contexts"))
 
 
 async def test_an_unexpected_error_of_the_driver_ends_no_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
