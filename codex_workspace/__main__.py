@@ -7,10 +7,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from codex_workspace import __version__
 from codex_workspace.common.errors import CodexCannotStart, ConfigError
+
+if TYPE_CHECKING:
+    from codex_workspace.config.own_token import NewToken
 
 EXIT_CONFIG: Final = 2
 EXIT_CODEX: Final = 3
@@ -67,7 +70,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            _serve(chosen.executor, env)
+            _serve(chosen.executor, chosen.rotate_token, env)
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home
@@ -109,7 +112,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             return anyio.run(chat, chosen.url, chosen.message, env)
 
 
-def _serve(executor: str | None, env: Mapping[str, str]) -> None:
+def _serve(executor: str | None, rotate: bool, env: Mapping[str, str]) -> None:
     import anyio
 
     # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
@@ -118,10 +121,15 @@ def _serve(executor: str | None, env: Mapping[str, str]) -> None:
     from codex_workspace.config.loading import load_settings
 
     protect_from_inspection()
+    # Both: the token is shown on stderr, and output to a file or a log must not contain it.
+    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if rotate and not on_terminal:
+        raise ConfigError("serve --rotate-token: needs a terminal to show the token (docker run -it), or set A2A_TOKEN")
+    new_token: NewToken = "always" if rotate else "if missing" if on_terminal else "never"
     if executor is not None:
         from codex_workspace.cli.server import serve_other
 
-        anyio.run(serve_other, load_settings(env), executor)
+        anyio.run(serve_other, load_settings(env, new_token=new_token), executor)
         return
     # Another executor may use what lean imports leave out.
     from codex_workspace.common.lean_imports import make_imports_lean
@@ -129,7 +137,7 @@ def _serve(executor: str | None, env: Mapping[str, str]) -> None:
     make_imports_lean(env)
     from codex_workspace.cli.serve import serve
 
-    anyio.run(serve, load_settings(env), env)
+    anyio.run(serve, load_settings(env, new_token=new_token), env)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,6 +147,11 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the agent until SIGTERM")
     serve.add_argument(
         "--executor", metavar="MODULE:FACTORY", help="serve the executor that this factory returns instead of codex"
+    )
+    serve.add_argument(
+        "--rotate-token",
+        action="store_true",
+        help="replace the token that an earlier start generated; needs a terminal",
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
     demo = commands.add_parser("demo", help="run the demo with a scripted model; needs no API key")

@@ -122,7 +122,7 @@ def test_codex_git_and_agent_are_installed_and_read_only(engine: Engine) -> None
 def test_image_contains_no_build_settings(engine: Engine) -> None:
     variables = {each.partition("=")[0] for each in image_config(engine)["Env"]}
     base = {"PATH", "LANG", "GPG_KEY", "PYTHON_VERSION", "PYTHON_SHA256", "PYTHON_PIP_VERSION"}
-    assert variables - base == {"A2A_HOST", "ADAPTER_MODULE", "CODEX_BIN", "PYTHONPATH"}
+    assert variables - base == {"A2A_HOST", "ADAPTER_MODULE", "CODEX_BIN", "PYTHONPATH", "SANDBOX_FALLBACK"}
     assert outside(engine, "find / -xdev \\( -name pip.conf -o -name '.netrc' -o -path '/run/secrets/*' \\)") == ""
     # Neither the mark of the build's pip settings, nor the values of this machine's settings.
     settings = read_pip_settings(listed_pip_settings())

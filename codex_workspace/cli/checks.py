@@ -128,16 +128,17 @@ def check_instructions(facts: Facts) -> Finding:
 
 def check_access(facts: Facts) -> Finding:
     """Check who may send messages."""
-    host, tokens = facts.settings.environment.A2A_HOST, facts.settings.tokens
-    if not tokens and is_loopback(host):
+    host, tokens, own = facts.settings.environment.A2A_HOST, facts.settings.tokens, facts.settings.own_token
+    if not (tokens or own) and is_loopback(host):
         return Finding("ok", f"no token is set; only programs on this machine can reach {host}")
-    if not tokens:
+    if not (tokens or own):
         return Finding(
             "warning",
             f"anyone who can reach {host} can run commands here without a token",
             "set A2A_TOKEN, unless a proxy in front of the agent authenticates callers",
         )
-    text = f"callers need a bearer token; tokens exist for {', '.join(tokens)}"
+    names = ", ".join([*tokens, *(["operator (generated)"] if own else [])])
+    text = f"callers need a bearer token; tokens exist for {names}"
     if short := [name for name, token in tokens.items() if len(token.reveal()) < MIN_TOKEN_CHARS]:
         remedy = f"use a token of at least {MIN_TOKEN_CHARS} random characters"
         return Finding("warning", f"{text}; the token of {', '.join(short)} is easy to guess", remedy)

@@ -40,7 +40,7 @@ STOP_TIMEOUT_S: Final = 15.0
 
 MAX_LOG_LINE_BYTES: Final = 1 << 20
 
-PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "CODEX_BIN"))
+PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "CODEX_BIN", "SANDBOX_FALLBACK"))
 """Variables that the demo's agent inherits: no key, no proxy, and no settings of another agent."""
 
 

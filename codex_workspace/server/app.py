@@ -78,7 +78,7 @@ class ServerOptions:
     """The options of the application and its card.
 
     url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is off.
-    tokens: the tokens by principal; if empty, no token is needed.
+    tokens: the tokens, or their SHA-256, by principal; if empty, no token is needed.
     one_main_context: whether messages without a context share their sender's main context, instead of a new one each.
     versions: of A2A, the preferred one first.
     skills: the operator's skills.
@@ -91,7 +91,7 @@ class ServerOptions:
     version: str
     url: str
     grpc_url: str | None = None
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str | bytes] = field(default_factory=dict)
     max_body_bytes: int = 8 * 1024 * 1024
     one_main_context: bool = True
     versions: tuple[Version, ...] = ("1.0", "0.3")
