@@ -136,6 +136,11 @@ async def shown(play: Play, env: Mapping[str, str]) -> int:
 async def _shown(play: Play, console: Console) -> int:
     started = anyio.current_time()
     try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        console.out("The demo needs a writable temporary folder; add --tmpfs /tmp, or set TMPDIR", style="red")
+        return 1
+    try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-demo-") as folder:
             seen = await play(DemoSteps(console), Path(folder))
     except AgentError as error:
