@@ -243,6 +243,7 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
         access_log=False,
         lifespan="off",
         ws="none",
+        proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
         timeout_keep_alive=75,

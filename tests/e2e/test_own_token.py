@@ -1,18 +1,12 @@
 """The token that the agent generates if it is started on a terminal, beyond loopback and without A2A_TOKEN."""
 
-import os
-import pty
-import re
-import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import httpx
-import psutil
 import pytest
 from a2a.utils.constants import TransportProtocol
 
@@ -21,11 +15,10 @@ from tests.docs.test_docs import path_with_curl
 from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import peer, request, script
 from tests.matrix.clients import own_client
+from tests.support.terminal import OnTerminal, on_terminal
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
-
-TOKEN = re.compile(r"^    ([\w-]{43})\r?$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -33,46 +26,10 @@ def setup(setup: AgentSetup) -> AgentSetup:
     return replace(setup, environment={"A2A_HOST": "0.0.0.0", "A2A_GRPC_PORT": "0", "LOG_FORMAT": "json"})
 
 
-@dataclass(frozen=True)
-class OnTerminal:
-    """An agent on a terminal: what it has shown, and the address in it."""
-
-    shown: str
-    url: str
-
-    @property
-    def token(self) -> str:
-        (token,) = TOKEN.findall(self.shown)
-        return str(token)
-
-    @property
-    def commands(self) -> str:
-        """The commands that it has shown."""
-        return self.shown.replace("\r", "").partition("From another terminal:\n")[2]
-
-
-@asynccontextmanager
-async def on_terminal(setup: AgentSetup, *options: str) -> AsyncIterator[OnTerminal]:
+def serving(setup: AgentSetup, *options: str) -> AbstractAsyncContextManager[OnTerminal]:
     """Start the agent on a terminal, and wait until it has shown a token."""
-    ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "codex_workspace", "serve", *options]
-    process = psutil.Popen(
-        words, env=setup.prepare(), cwd=setup.root, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        with anyio.fail_after(HANG_S):
-            while b"codex-workspace chat" not in shown:
-                await anyio.wait_readable(ours)
-                shown += os.read(ours, 4096)
-        (url,) = re.findall(rb"A2A at (http://[^\s\"]+)", shown)
-        yield OnTerminal(shown.decode(), url.decode())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(process.wait)
-        os.close(ours)
+    return on_terminal(words, setup.prepare(), setup.root)
 
 
 async def status_of(url: str, token: str | None) -> int:
@@ -82,7 +39,7 @@ async def status_of(url: str, token: str | None) -> int:
 
 
 async def test_the_token_is_shown_once_and_accepted_after_a_restart(setup: AgentSetup) -> None:
-    async with on_terminal(setup) as first:
+    async with serving(setup) as first:
         assert [await status_of(first.url, token) for token in (first.token, None, "x" * 43)] == [200, 401, 401]
         files = [file for file in setup.root.rglob("*") if file.is_file()]
         assert [file for file in files if first.token.encode() in file.read_bytes()] == []
@@ -100,14 +57,14 @@ async def test_the_token_is_shown_once_and_accepted_after_a_restart(setup: Agent
     assert "the token of an earlier start is valid; `serve --rotate-token` on a terminal replaces it" in (
         setup.log.read_text()
     )
-    async with on_terminal(setup, "--rotate-token") as rotated:
+    async with serving(setup, "--rotate-token") as rotated:
         assert rotated.token != first.token
         assert await status_of(rotated.url, rotated.token) == 200
         assert await status_of(rotated.url, first.token) == 401
 
 
 async def test_the_shown_commands_work(setup: AgentSetup, tmp_path: Path) -> None:
-    async with on_terminal(setup) as agent:
+    async with serving(setup) as agent:
         python = f"{sys.executable} -m codex_workspace chat -m Hello"
         commands = agent.commands.replace("codex-workspace chat", python)
         env = {"PATH": path_with_curl(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": setup.prepare()["PYTHONPATH"]}
@@ -119,7 +76,7 @@ async def test_the_shown_commands_work(setup: AgentSetup, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("transport", [each.value for each in TransportProtocol])
 async def test_a_generated_token_is_valid_on_every_transport(setup: AgentSetup, transport: str) -> None:
-    async with on_terminal(setup) as agent, own_client(transport, agent.url, agent.token) as client:
+    async with serving(setup) as agent, own_client(transport, agent.url, agent.token) as client:
         (event,) = [each async for each in client.send(request("Hello"))]
         assert event.task.status.state in TERMINAL
 
