@@ -70,7 +70,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            _serve(chosen.executor, chosen.rotate_token, env)
+            _serve(chosen.executor, env, _new_token(rotate=chosen.rotate_token))
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home
@@ -112,7 +112,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             return anyio.run(chat, chosen.url, chosen.message, env)
 
 
-def _serve(executor: str | None, rotate: bool, env: Mapping[str, str]) -> None:
+def _serve(executor: str | None, env: Mapping[str, str], new_token: "NewToken") -> None:
     import anyio
 
     # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
@@ -121,11 +121,6 @@ def _serve(executor: str | None, rotate: bool, env: Mapping[str, str]) -> None:
     from codex_workspace.config.loading import load_settings
 
     protect_from_inspection()
-    # Both: the token is shown on stderr, and output to a file or a log must not contain it.
-    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if rotate and not on_terminal:
-        raise ConfigError("serve --rotate-token: needs a terminal to show the token (docker run -it), or set A2A_TOKEN")
-    new_token: NewToken = "always" if rotate else "if missing" if on_terminal else "never"
     if executor is not None:
         from codex_workspace.cli.server import serve_other
 
@@ -140,6 +135,14 @@ def _serve(executor: str | None, rotate: bool, env: Mapping[str, str]) -> None:
     anyio.run(serve, load_settings(env, new_token=new_token), env)
 
 
+def _new_token(*, rotate: bool) -> "NewToken":
+    # A token is shown on stderr; a file or another program must not get it.
+    on_terminal = os.isatty(0) and os.isatty(2)
+    if rotate and not on_terminal:
+        raise ConfigError("serve --rotate-token: needs a terminal to show the token (docker run -it), or set A2A_TOKEN")
+    return "always" if rotate else "if missing" if on_terminal else "never"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="codex-workspace", description="A workspace agent for OpenAI Codex")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -149,9 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "--executor", metavar="MODULE:FACTORY", help="serve the executor that this factory returns instead of codex"
     )
     serve.add_argument(
-        "--rotate-token",
-        action="store_true",
-        help="replace the token that an earlier start generated; needs a terminal",
+        "--rotate-token", action="store_true", help="replace the generated token; needs a terminal to show it"
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
     demo = commands.add_parser("demo", help="run the demo with a scripted model; needs no API key")

@@ -213,14 +213,13 @@ async def _try_exec_sandbox(launch: Launch, facts: Facts) -> Finding:
     mode = facts.settings.config.codex.sandbox
     await exec_backend.require_sandbox(launch, mode)
     made = "codex's sandbox is off" if mode in sandbox.WITHOUT else "codex's sandbox works here"
-    text = f"{mode}: {made}; commands are not tested with codex.backend: exec"
-    return _blocked(facts.settings, text) or Finding("ok", text)
+    return _sandbox_finding(facts.settings, f"{mode}: {made}; commands are not tested with codex.backend: exec")
 
 
-def _blocked(settings: Settings, text: str) -> Finding | None:
-    """Return the warning that codex's sandbox is off because it cannot work here, if it is."""
+def _sandbox_finding(settings: Settings, text: str) -> Finding:
+    """Return what was found; it is a warning if codex's sandbox is off because it cannot work here."""
     if settings.sandbox_blocked is None:
-        return None
+        return Finding("ok", text)
     return Finding("warning", f"{text}; {sandbox.without_sandbox(settings)}", sandbox.WITH_SANDBOX)
 
 
@@ -242,7 +241,7 @@ async def _inspect_sandbox(codex: Connection, facts: Facts) -> Finding:
     if settings.exposed:
         changeable = " and ".join(settings.exposed)
         return Finding("warning", f"{text}, so it can change {changeable}", "set WORKSPACE_DIR to another folder")
-    return _blocked(settings, text) or Finding("ok", f"{text}; it cannot read credentials")
+    return _sandbox_finding(settings, f"{text}; it cannot read credentials")
 
 
 def _abilities(report: sandbox.SandboxReport, named: Mapping[str, Path]) -> str:

@@ -23,7 +23,7 @@ from codex_workspace.config.environment import (
     require_header_secret,
 )
 from codex_workspace.config.mcp_servers import resolve
-from codex_workspace.config.own_token import ROTATE, NewToken, OwnToken, own_token
+from codex_workspace.config.own_token import ROTATE, NewToken, OwnToken
 from codex_workspace.config.prompts import read_instructions, read_skills
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.sandbox_mode import settle_sandbox
@@ -67,7 +67,7 @@ def load_settings(
         config_path: The folder of config.yaml; takes precedence over WORKSPACE_CONFIG_PATH.
         cwd: Replaces the current folder.
         root: The folder that may contain `configs` and `workspace`.
-        new_token: When to generate a token, see `own_token`.
+        new_token: When to generate a token for the operator.
 
     Raises:
         ConfigError: the file or variable, the key, and the allowed values, in one sentence.
@@ -292,12 +292,12 @@ def _own_token(variables: Environment, tokens: Mapping[str, Secret], state: Path
     """Return the agent's own token, if the operator has no other and the agent listens beyond loopback."""
     if OPERATOR in tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST):
         if new == "always":
-            raise ConfigError(
-                f"{ROTATE}: this agent uses no generated token; one is generated only without A2A_TOKEN and "
-                "A2A_ALLOW_ANONYMOUS, if A2A_HOST is not a loopback address"
-            )
+            why = "A2A_TOKEN or A2A_ALLOW_ANONYMOUS is set, or A2A_HOST is a loopback address"
+            raise ConfigError(f"{ROTATE}: this agent uses no generated token, because {why}")
         return None
-    own = own_token(state, "never" if tokens and new == "if missing" else new)
+    own = None if new == "always" else OwnToken.read(state)
+    if new == "always" or (new == "if missing" and own is None and not tokens):
+        return OwnToken.generate()
     if own is None and not tokens:
         raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
             f"is missing, and A2A_HOST {quoted(variables.A2A_HOST)} is not a loopback address; set A2A_TOKEN or "

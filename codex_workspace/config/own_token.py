@@ -18,7 +18,7 @@ FILE_NAME: Final = "operator-token.sha256"
 """The file in the state folder: the SHA-256 of the token, as 64 hexadecimal digits."""
 
 NewToken = Literal["never", "if missing", "always"]
-"""When a start generates a token: never without a terminal, always with `--rotate-token`."""
+"""When a start generates a token: `never` without a terminal, `always` with `--rotate-token`."""
 
 ROTATE: Final = "serve --rotate-token"
 
@@ -61,18 +61,7 @@ class OwnToken:
         Raises:
             ConfigError: the file cannot be written.
         """
-        file = state_dir / FILE_NAME
         try:
-            replace_file(file, f"{self.digest.hex()}\n".encode())
+            replace_file(state_dir / FILE_NAME, f"{self.digest.hex()}\n".encode())
         except OSError as error:
-            raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
-
-
-def own_token(state_dir: Path, new: NewToken) -> OwnToken | None:
-    """Return the agent's own token for a start: the stored one, or a new one if `new` allows it.
-
-    Raises:
-        ConfigError: as `OwnToken.read`.
-    """
-    stored = None if new == "always" else OwnToken.read(state_dir)
-    return OwnToken.generate() if stored is None and new != "never" else stored
+            raise ConfigError(f"{state_dir / FILE_NAME}: cannot be written: {error.strerror}") from error

@@ -22,7 +22,7 @@ def settle_sandbox(settings: Settings) -> Settings:
     `hide_secrets` the configuration relies on codex's sandbox, so there is no other mode.
 
     Raises:
-        CodexCannotStart: the probe does not end.
+        CodexCannotStart: as `why_blocked`.
     """
     codex, fallback = settings.config.codex, settings.environment.SANDBOX_FALLBACK
     if codex.sandbox != "auto":
@@ -56,5 +56,7 @@ def why_blocked(codex: Path, folder: Path) -> str | None:
     except OSError:
         # The start of codex fails as well, and its error says how to correct that.
         return None
+    if probe.returncode == 0:
+        return None
     lines = probe.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {probe.returncode}"]
-    return None if probe.returncode == 0 else lines[-1][:300].rstrip(".")
+    return lines[-1][:300].rstrip(".")

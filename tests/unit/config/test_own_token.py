@@ -67,7 +67,7 @@ def test_rotation_replaces_a_stored_token(tmp_path: Path) -> None:
 def test_a_generated_token_is_not_used_beside_another_rule(tmp_path: Path, other: dict[str, str]) -> None:
     stored(tmp_path)
     assert loaded(tmp_path, "if missing", **other).own_token is None
-    with pytest.raises(ConfigError, match="--rotate-token: this agent uses no generated token"):
+    with pytest.raises(ConfigError, match="--rotate-token: this agent uses no generated token, because"):
         loaded(tmp_path, "always", **other)
 
 
