@@ -136,7 +136,7 @@ def _serve(executor: str | None, env: Mapping[str, str], new_token: "NewToken") 
 
 
 def _new_token(*, rotate: bool) -> "NewToken":
-    # A token is shown on stderr; a file or another program must not get it.
+    """Return when to generate a token; it is shown on stderr, and a file or another program must not get it."""
     on_terminal = os.isatty(0) and os.isatty(2)
     if rotate and not on_terminal:
         raise ConfigError("serve --rotate-token: needs a terminal to show the token (docker run -it), or set A2A_TOKEN")
