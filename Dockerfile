@@ -60,11 +60,13 @@ COPY --from=builder /app /app
 RUN ln -s /opt/codex/codex_cli_bin/bin/codex /usr/local/bin/codex
 
 # The platform's runtime finds the adapter through PYTHONPATH and ADAPTER_MODULE.
+# The container isolates commands if its kernel forbids codex's sandbox (`codex.sandbox: auto`).
 ENV A2A_HOST=0.0.0.0 \
     ADAPTER_MODULE=adapter \
     CODEX_BIN=/opt/codex/codex_cli_bin/bin/codex \
     LANG=C.UTF-8 \
-    PYTHONPATH=/app
+    PYTHONPATH=/app \
+    SANDBOX_FALLBACK=container
 
 # Not the workspace: Python imports modules from the folder where it starts, and the model writes to the workspace.
 WORKDIR /app

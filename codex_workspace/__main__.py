@@ -7,10 +7,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from codex_workspace import __version__
 from codex_workspace.common.errors import CodexCannotStart, ConfigError
+
+if TYPE_CHECKING:
+    from codex_workspace.config.own_token import NewToken
 
 EXIT_CONFIG: Final = 2
 EXIT_CODEX: Final = 3
@@ -67,7 +70,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
     match chosen.command:
         case "serve":
-            _serve(chosen.executor, env)
+            _serve(chosen.executor, env, _new_token(rotate=chosen.rotate_token))
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home
@@ -109,7 +112,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             return anyio.run(chat, chosen.url, chosen.message, env)
 
 
-def _serve(executor: str | None, env: Mapping[str, str]) -> None:
+def _serve(executor: str | None, env: Mapping[str, str], new_token: "NewToken") -> None:
     import anyio
 
     # Nothing is garbage until everything is imported; `cli.server` turns collections on again.
@@ -121,7 +124,7 @@ def _serve(executor: str | None, env: Mapping[str, str]) -> None:
     if executor is not None:
         from codex_workspace.cli.server import serve_other
 
-        anyio.run(serve_other, load_settings(env), executor)
+        anyio.run(serve_other, load_settings(env, new_token=new_token), executor)
         return
     # Another executor may use what lean imports leave out.
     from codex_workspace.common.lean_imports import make_imports_lean
@@ -129,7 +132,15 @@ def _serve(executor: str | None, env: Mapping[str, str]) -> None:
     make_imports_lean(env)
     from codex_workspace.cli.serve import serve
 
-    anyio.run(serve, load_settings(env), env)
+    anyio.run(serve, load_settings(env, new_token=new_token), env)
+
+
+def _new_token(*, rotate: bool) -> "NewToken":
+    """Return when to generate a token; it is shown on stderr, and a file or another program must not get it."""
+    on_terminal = os.isatty(0) and os.isatty(2)
+    if rotate and not on_terminal:
+        raise ConfigError("serve --rotate-token: needs a terminal to show the token (docker run -it), or set A2A_TOKEN")
+    return "always" if rotate else "if missing" if on_terminal else "never"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the agent until SIGTERM")
     serve.add_argument(
         "--executor", metavar="MODULE:FACTORY", help="serve the executor that this factory returns instead of codex"
+    )
+    serve.add_argument(
+        "--rotate-token", action="store_true", help="replace the generated token; needs a terminal to show it"
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
     demo = commands.add_parser("demo", help="run the demo with a scripted model; needs no API key")

@@ -14,7 +14,14 @@ import anyio
 
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.codex.index import REBUILD_TIMEOUT_S, rename_moved_index
-from codex_workspace.codex.sandbox import check_sandbox, create_secret_files, profile_of, profile_overrides
+from codex_workspace.codex.sandbox import (
+    WITH_SANDBOX,
+    check_sandbox,
+    create_secret_files,
+    profile_of,
+    profile_overrides,
+    without_sandbox,
+)
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.database_url import sqlite_file
@@ -81,6 +88,8 @@ async def open_launched(
         link_skill_folders(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
             logger.warning("skipping the MCP server %s: %s", name, why)
+        if settings.sandbox_blocked is not None:
+            logger.warning("%s; %s", without_sandbox(settings), WITH_SANDBOX)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
         if rename_moved_index(settings.codex_home):
@@ -109,6 +118,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
     """Return every secret that must be redacted from logs and answers."""
     secrets = [
         *settings.tokens.values(),
+        settings.own_token.text if settings.own_token else None,
         *(token_of(settings.platform).candidates() if settings.platform else ()),
         _inbound_secret(settings.platform) if settings.platform else None,
         provider.credential if provider else None,

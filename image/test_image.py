@@ -30,6 +30,8 @@ from image.container import HARDENED, IMAGE, SECRET, TOKEN, AgentVolumes, Contai
 from image.engine import BASE, ROOT, Engine, runner
 from image.pip_settings import MARK, listed_pip_settings, read_pip_settings, write_build_secrets
 from tests.e2e.client import Seen, peer, script
+from tests.support.ports import free_port
+from tests.support.terminal import on_terminal
 from tests.support.waiting import eventually
 
 OWN_MB_AT_MOST: Final = 620
@@ -122,7 +124,7 @@ def test_codex_git_and_agent_are_installed_and_read_only(engine: Engine) -> None
 def test_image_contains_no_build_settings(engine: Engine) -> None:
     variables = {each.partition("=")[0] for each in image_config(engine)["Env"]}
     base = {"PATH", "LANG", "GPG_KEY", "PYTHON_VERSION", "PYTHON_SHA256", "PYTHON_PIP_VERSION"}
-    assert variables - base == {"A2A_HOST", "ADAPTER_MODULE", "CODEX_BIN", "PYTHONPATH"}
+    assert variables - base == {"A2A_HOST", "ADAPTER_MODULE", "CODEX_BIN", "PYTHONPATH", "SANDBOX_FALLBACK"}
     assert outside(engine, "find / -xdev \\( -name pip.conf -o -name '.netrc' -o -path '/run/secrets/*' \\)") == ""
     # Neither the mark of the build's pip settings, nor the values of this machine's settings.
     settings = read_pip_settings(listed_pip_settings())
@@ -225,17 +227,16 @@ async def test_invalid_setting_exits_with_one_sentence(tmp_path: Path, model: Sc
     assert len(log.strip().splitlines()) == 1
 
 
-def documented(document: Path) -> list[str]:
-    """Return the words of the `docker run` command in a document."""
-    (printed,) = re.findall(r"^docker run --detach (?:.*\\\n)*.*", document.read_text(), re.MULTILINE)
-    return shlex.split(printed.replace("\\\n", " "))
+def documented_run(document: Path, option: str) -> list[str]:
+    """Return the words of the only `docker run` command that begins with this option."""
+    (printed,) = re.findall(rf"^docker run {option} (?:.*\\\n)*.*", document.read_text(), re.MULTILINE)
+    return shlex.split(printed.replace("\\\n", " "), comments=True)
 
 
 async def test_documented_docker_run_command_starts_the_agent(
     model: ScriptedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = documented(ROOT / "README.md")
-    assert words == documented(ROOT / "docs" / "deployment.md")
+    words = documented_run(ROOT / "docs" / "deployment.md", "--detach")
     assert words[:5] == ["docker", "run", "--detach", "--name", "codex-agent"]
     # The same command, with volumes of this test.
     volumes = [name for name in words if name.startswith("codex-") and ":/" in name]
@@ -384,7 +385,8 @@ async def test_blocked_sandbox_is_rejected_unless_the_container_is_the_sandbox(
     tmp_path: Path, model: ScriptedModel, blocking: str
 ) -> None:
     options = [*HARDENED, "--security-opt", blocking]
-    code, log = await run_to_exit([*AgentVolumes(tmp_path / "1", model.base_url).prepare(), *options])
+    insisting = AgentVolumes(tmp_path / "1", model.base_url, codex={"sandbox": "workspace-write"})
+    code, log = await run_to_exit([*insisting.prepare(), *options])
     assert code == 3, log
     assert "seccomp=deploy/seccomp.json" in log
     assert "set codex.sandbox to container in config.yaml" in log
@@ -401,6 +403,47 @@ async def test_blocked_sandbox_is_rejected_unless_the_container_is_the_sandbox(
         # The /proc files of a process that other processes cannot inspect belong to root.
         for process in await container.processes():
             assert (Path("/proc") / str(process.pid) / "environ").stat().st_uid == 0, process
+
+
+@pytest.mark.parametrize("options", [(), ("--user", "1000"), HARDENED], ids=["default", "another user", "hardened"])
+def test_documented_demo_runs_without_options_and_key(engine: Engine, blocking: str, options: tuple[str, ...]) -> None:
+    words = documented_run(ROOT / "README.md", "--rm codex-workspace")
+    assert words == ["docker", "run", "--rm", "codex-workspace", "demo"]
+    ran = engine.run("run", "--rm", "--security-opt", blocking, *options, IMAGE, "demo", check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert "sandbox container, A2A at" in ran.stdout
+    assert "Completed in" in ran.stdout
+
+
+async def test_documented_start_in_one_line_works_with_an_engine_s_default_settings(
+    tmp_path: Path, model: ScriptedModel, engine: Engine, blocking: str
+) -> None:
+    words = documented_run(ROOT / "README.md", "--rm -it")
+    assert words[:-1] == ["docker", "run", "--rm", "-it", "-p", "127.0.0.1:8000:8000", "-e", "OPENAI_API_KEY"]
+    # The same command; this machine's network reaches the scripted model.
+    name, port = f"codex-workspace-test-{uuid.uuid4().hex[:12]}", free_port()
+    network = ["--network", "host", "-e", f"A2A_PORT={port}", "-e", f"OPENAI_BASE_URL={model.base_url}"]
+    own = [engine.name, "run", "--rm", "-it", "--name", name, "--security-opt", blocking, *network]
+    env = {**os.environ, **engine.environment, "OPENAI_API_KEY": SECRET}
+    try:
+        async with on_terminal([*own, "-e", "OPENAI_API_KEY", IMAGE], env, tmp_path, by_key=True) as agent:
+            assert agent.url == f"http://127.0.0.1:{port}/"
+            assert agent.shown.count("codex.sandbox: auto: codex's sandbox cannot work here") == 1
+            async with peer(agent.url, agent.token) as client:
+                seen = await client.ask(command("id -u; cat /configs/.codex-workspace/operator-token.sha256"))
+            assert "1000\n" in output(seen)
+            assert agent.token not in output(seen)
+            code = engine.run("exec", name, "/app/start.sh", "doctor", check=False).returncode
+            assert code == 0
+    finally:
+        engine.run("rm", "--force", "--volumes", name, check=False)
+
+
+async def test_without_a_terminal_a_token_is_required() -> None:
+    code, log = await run_to_exit([], {"A2A_TOKEN": "", "OPENAI_API_KEY": SECRET})
+    assert code == 2
+    assert "A2A_TOKEN: is missing" in log
+    assert "on a terminal (docker run -it)" in log
 
 
 async def test_kubernetes_manifest_starts_the_agent(tmp_path: Path, model: ScriptedModel, blocking: str) -> None:

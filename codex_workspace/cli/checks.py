@@ -129,15 +129,16 @@ def check_instructions(facts: Facts) -> Finding:
 def check_access(facts: Facts) -> Finding:
     """Check who may send messages."""
     host, tokens = facts.settings.environment.A2A_HOST, facts.settings.tokens
-    if not tokens and is_loopback(host):
+    owners = [*tokens, *(["operator (generated)"] if facts.settings.own_token else [])]
+    if not owners and is_loopback(host):
         return Finding("ok", f"no token is set; only programs on this machine can reach {host}")
-    if not tokens:
+    if not owners:
         return Finding(
             "warning",
             f"anyone who can reach {host} can run commands here without a token",
             "set A2A_TOKEN, unless a proxy in front of the agent authenticates callers",
         )
-    text = f"callers need a bearer token; tokens exist for {', '.join(tokens)}"
+    text = f"callers need a bearer token; tokens exist for {', '.join(owners)}"
     if short := [name for name, token in tokens.items() if len(token.reveal()) < MIN_TOKEN_CHARS]:
         remedy = f"use a token of at least {MIN_TOKEN_CHARS} random characters"
         return Finding("warning", f"{text}; the token of {', '.join(short)} is easy to guess", remedy)

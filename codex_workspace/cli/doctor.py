@@ -29,6 +29,7 @@ from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
+from codex_workspace.config.settings import Settings
 from codex_workspace.launching import is_exec, launch_of, thread_options
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.storage.sqlite import set_aside
@@ -212,7 +213,14 @@ async def _try_exec_sandbox(launch: Launch, facts: Facts) -> Finding:
     mode = facts.settings.config.codex.sandbox
     await exec_backend.require_sandbox(launch, mode)
     made = "codex's sandbox is off" if mode in sandbox.WITHOUT else "codex's sandbox works here"
-    return Finding("ok", f"{mode}: {made}; commands are not tested with codex.backend: exec")
+    return _sandbox_finding(facts.settings, f"{mode}: {made}; commands are not tested with codex.backend: exec")
+
+
+def _sandbox_finding(settings: Settings, text: str) -> Finding:
+    """Return what was found; it is a warning if codex's sandbox is off because it cannot work here."""
+    if settings.sandbox_blocked is None:
+        return Finding("ok", text)
+    return Finding("warning", f"{text}; {sandbox.without_sandbox(settings)}", sandbox.WITH_SANDBOX)
 
 
 async def _inspect_sandbox(codex: Connection, facts: Facts) -> Finding:
@@ -233,7 +241,7 @@ async def _inspect_sandbox(codex: Connection, facts: Facts) -> Finding:
     if settings.exposed:
         changeable = " and ".join(settings.exposed)
         return Finding("warning", f"{text}, so it can change {changeable}", "set WORKSPACE_DIR to another folder")
-    return Finding("ok", f"{text}; it cannot read credentials")
+    return _sandbox_finding(settings, f"{text}; it cannot read credentials")
 
 
 def _abilities(report: sandbox.SandboxReport, named: Mapping[str, Path]) -> str:

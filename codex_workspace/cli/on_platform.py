@@ -52,7 +52,7 @@ class PlatformMember:
             MessageToDict(app.card),
             inbox_slots(self.settings),
             # If callers need no token, the platform's messages cannot be told from others.
-            frozenset({OWNER} if self.settings.tokens else {OWNER, OPERATOR}),
+            frozenset({OWNER} if self.settings.tokens or self.settings.own_token else {OWNER, OPERATOR}),
             accept,
             self.executor.tasks,
             agent.telemetry.metrics.task_counts.copy,

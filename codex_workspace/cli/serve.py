@@ -6,12 +6,14 @@ Imports are most of the start, so this module needs few of them; `server` has th
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
@@ -20,6 +22,7 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.telemetry import set_up_logging
+from codex_workspace.config.own_token import ROTATE, OwnToken
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.launching import open_launched, secrets_of
@@ -31,6 +34,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+TOKEN_TEXT: Final = """
+Callers need this token. It is not shown again; `{rotate}` makes a new one.
+
+    {token}
+
+From another terminal:
+
+    curl {url}/message:send -H 'Authorization: Bearer {token}' \\
+      -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' \\
+      -d '{{"message": {{"messageId": "1", "role": "ROLE_USER", "parts": [{{"text": "Hello"}}]}}}}'
+    A2A_TOKEN={token} codex-workspace chat {url}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,19 @@ def set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
         level=settings.environment.LOG_LEVEL.upper(),
         scrub=Redactor(secrets),
     )
+
+
+def announce(token: OwnToken, state_dir: Path, url: str) -> None:
+    """Store a new token and show it on the terminal, not in the log; of an earlier one, log that it is valid.
+
+    Raises:
+        ConfigError: the token cannot be stored.
+    """
+    if token.text is None:
+        logger.info("the token of an earlier start is valid; `%s` on a terminal replaces it", ROTATE)
+        return
+    token.store(state_dir)
+    print(TOKEN_TEXT.format(token=token.text.reveal(), url=url.rstrip("/"), rotate=ROTATE), file=sys.stderr, flush=True)
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:

@@ -17,13 +17,13 @@ from a2a.types import AgentExtension
 
 from codex_workspace import __version__
 from codex_workspace.agent import Agent, agent_around, tracing
-from codex_workspace.cli.serve import ListeningPlace, card_signer_of, listening, set_up_log, unless
+from codex_workspace.cli.serve import ListeningPlace, announce, card_signer_of, listening, set_up_log, unless
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import format_version
 from codex_workspace.config.providers import ChosenProvider
-from codex_workspace.config.settings import Settings
+from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.launching import Launched, is_exec, prepare_state, secrets_of
 from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import Signer
@@ -121,7 +121,7 @@ async def serve_codex(
 
         async def begin() -> str:
             version = await agent.codex.start()
-            return f"codex {format_version(version)}, model {provider.model}"
+            return f"codex {format_version(version)}, model {provider.model}, sandbox {settings.config.codex.sandbox}"
 
         options = replace(
             server_options(settings, place, sign),
@@ -190,6 +190,8 @@ async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOption
             gc.freeze()
             grpc_address = "" if place.grpc is None else f", gRPC at {options.grpc_url}"
             logger.info("ready: %s%s, A2A at %s", name, grpc_address, options.url)
+            if settings.own_token is not None:
+                announce(settings.own_token, settings.state_dir, options.url)
             await place.stop.wait()
             # The application cancels the work of other executors.
             if agent is not None:
@@ -239,7 +241,8 @@ def server_options(settings: Settings, place: ListeningPlace, sign: Signer | Non
         version=config.version or __version__,
         url=place.url,
         grpc_url=grpc_url,
-        tokens={name: token.reveal() for name, token in settings.tokens.items()},
+        tokens={name: token.reveal() for name, token in settings.tokens.items()}
+        | ({OPERATOR: settings.own_token.digest} if settings.own_token else {}),
         hosts=(settings.environment.A2A_HOST, place.listener.getsockname()[0], *config.a2a.allowed_hosts),
         origins=config.a2a.allowed_origins,
         max_body_bytes=limits.max_message_bytes,

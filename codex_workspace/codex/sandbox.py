@@ -114,6 +114,20 @@ def sandbox_error(mode: str, output: str) -> CodexCannotStart:
     )
 
 
+def without_sandbox(settings: Settings) -> str:
+    """Return what commands can do because `codex.sandbox: auto` found codex's sandbox blocked, and why it is."""
+    return (
+        f"codex.sandbox: auto: codex's sandbox cannot work here ({settings.sandbox_blocked}), so the container is the "
+        f"sandbox: commands reach the network, and read and change all files of the agent's user, its state included"
+    )
+
+
+WITH_SANDBOX: Final = (
+    f"for codex's sandbox, start the container with --security-opt seccomp={SECCOMP_PROFILE}; codex.sandbox: "
+    "workspace-write makes it a condition, and container turns this warning off"
+)
+
+
 async def run(codex: Connection, command: list[str], folder: Path, profile: str | None = None) -> CommandResult:
     """Run `command` in `folder` as codex runs the model's commands, with `profile` if one is given.
 

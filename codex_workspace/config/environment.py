@@ -43,6 +43,7 @@ class Environment(Section):
     WORKSPACE_DIR: str | None = None
     CODEX_HOME: str | None = None
     CODEX_BIN: str | None = None
+    SANDBOX_FALLBACK: Literal["container"] | None = None
     A2A_HOST: str = "127.0.0.1"
     A2A_PORT: Port | None = None
     A2A_GRPC_PORT: Port | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.common.database_url import sqlite_url, url_problem
-from codex_workspace.common.errors import CodexCannotStart, ConfigLocation
+from codex_workspace.common.errors import CodexCannotStart, ConfigError, ConfigLocation
 from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import (
     CREDENTIALS,
@@ -23,8 +23,10 @@ from codex_workspace.config.environment import (
     require_header_secret,
 )
 from codex_workspace.config.mcp_servers import resolve
+from codex_workspace.config.own_token import ROTATE, NewToken, OwnToken
 from codex_workspace.config.prompts import read_instructions, read_skills
 from codex_workspace.config.providers import ChosenProvider
+from codex_workspace.config.sandbox_mode import settle_sandbox
 from codex_workspace.config.settings import (
     CONFIG_NAME,
     MISPLACED,
@@ -52,17 +54,24 @@ PROVISIONED_TOKEN: Final = ".auth_token"
 
 
 def load_settings(
-    env: Mapping[str, str], *, config_path: Path | None = None, cwd: Path | None = None, root: Path = Path("/")
+    env: Mapping[str, str],
+    *,
+    config_path: Path | None = None,
+    cwd: Path | None = None,
+    root: Path = Path("/"),
+    new_token: NewToken = "never",
 ) -> Settings:
-    """Return the settings of this process. Reads files and writes none.
+    """Return the settings of this process. Reads files and writes none; `settle_sandbox` may run codex.
 
     Args:
         config_path: The folder of config.yaml; takes precedence over WORKSPACE_CONFIG_PATH.
         cwd: Replaces the current folder.
         root: The folder that may contain `configs` and `workspace`.
+        new_token: When to generate a token for the operator.
 
     Raises:
         ConfigError: the file or variable, the key, and the allowed values, in one sentence.
+        CodexCannotStart: as `settle_sandbox`.
     """
     variables = read_environment(env)
     here = (cwd or Path.cwd()).resolve()
@@ -101,13 +110,14 @@ def load_settings(
             for index, peer in enumerate(config.peers)
             if peer.token_env is not None
         },
+        own_token=_own_token(variables, tokens, state, new_token),
     )
     if settings.port and settings.port == variables.A2A_GRPC_PORT:
         raise IN_ENVIRONMENT.at("A2A_GRPC_PORT").error(f"must differ from A2A_PORT, but both are {settings.port}")
     _check_allowed(config.push, location.at("push.allow"))
     _check_names(settings, location.at("mcp_servers"))
     _check_writable_folders(settings, location.at("codex.writable_folders"))
-    return settings
+    return settle_sandbox(settings)
 
 
 def _credentials_in(env: Mapping[str, str], config: Config) -> tuple[Secret, ...]:
@@ -275,12 +285,26 @@ def _tokens(
         if token in tokens.values():
             raise here.error("is also the token of another principal; give each principal its own token")
         tokens[entry.name] = token
-    if not (tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST)):
+    return tokens
+
+
+def _own_token(variables: Environment, tokens: Mapping[str, Secret], state: Path, new: NewToken) -> OwnToken | None:
+    """Return the agent's own token, if the operator has no other and the agent listens beyond loopback."""
+    if OPERATOR in tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST):
+        if new == "always":
+            why = "A2A_TOKEN or A2A_ALLOW_ANONYMOUS is set, or A2A_HOST is a loopback address"
+            raise ConfigError(f"{ROTATE}: this agent uses no generated token, because {why}")
+        return None
+    own = None if new == "always" else OwnToken.read(state)
+    if new == "always" or (new == "if missing" and own is None and not tokens):
+        return OwnToken.generate()
+    if own is None and not tokens:
         raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
             f"is missing, and A2A_HOST {quoted(variables.A2A_HOST)} is not a loopback address; set A2A_TOKEN or "
-            "A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
+            "A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1, or start the agent on a terminal (docker run -it), where it "
+            "generates a token"
         )
-    return tokens
+    return own
 
 
 def _metrics_token(env: Mapping[str, str], tokens: Mapping[str, Secret]) -> Secret | None:

@@ -15,6 +15,7 @@ from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
 from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.environment import SECRETS, Environment, Secret
 from codex_workspace.config.mcp_servers import McpServerEntry, McpServers
+from codex_workspace.config.own_token import OwnToken
 from codex_workspace.config.prompts import Instructions, Skill, SkillFolder
 from codex_workspace.config.validation import EnvName, HttpUrl, Items, Seconds, Section, Slug, Text, matching, problem
 
@@ -157,7 +158,8 @@ class PeerEntry(Section):
 class CodexConfig(Section):
     """How codex runs. Times in seconds.
 
-    sandbox: The sandbox for commands; container = the container is the sandbox, codex's own is off.
+    sandbox: The sandbox for commands; auto = workspace-write, or container in the image if the kernel forbids it;
+        container = the container is the sandbox, codex's own is off.
     approval_policy: When codex asks for approval. Under on-request and untrusted the sender of the task is asked.
     question_timeout_s: How long to wait for an answer; no answer counts as declined.
     conversations: The context of messages without one; main = the sender's main context, per-context = a new one.
@@ -181,7 +183,7 @@ class CodexConfig(Section):
     max_restarts: After this many consecutive failures codex counts as broken.
     """
 
-    sandbox: Literal["read-only", "workspace-write", "danger-full-access", "container"] = "workspace-write"
+    sandbox: Literal["auto", "read-only", "workspace-write", "danger-full-access", "container"] = "auto"
     approval_policy: Literal["never", "on-request", "untrusted"] = "never"
     mid_turn: Literal["queue", "steer", "interrupt"] = "queue"
     question_timeout_s: Seconds = 3600.0
@@ -202,12 +204,12 @@ class CodexConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.writable_folders and self.sandbox != "workspace-write":
+        if self.writable_folders and self.sandbox not in ("auto", "workspace-write"):
             raise problem(
                 f"needs sandbox workspace-write, but the sandbox is {self.sandbox}; remove one of them",
                 "writable_folders",
             )
-        if self.hide_secrets and self.sandbox not in ("read-only", "workspace-write"):
+        if self.hide_secrets and self.sandbox in ("danger-full-access", "container"):
             raise problem(f"needs codex's own sandbox, but the sandbox is {self.sandbox}; remove it", "hide_secrets")
         unsupported = {
             "approval_policy": (self.approval_policy != "never", "asks for no approval"),
@@ -398,7 +400,9 @@ class Settings:
     config_file: the file of `config`, for messages.
     codex_bin: codex's native binary, or None if none was found; starting codex then fails with an error.
     port: 0 = any free port.
-    tokens: the principals' tokens by name; the one of A2A_TOKEN belongs to OPERATOR. Without any, no token is required.
+    config: `codex.sandbox` is never `auto`; `sandbox_blocked` tells why codex's sandbox is off although it was.
+    tokens: the principals' tokens by name; the one of A2A_TOKEN belongs to OPERATOR.
+    own_token: the operator's token that the agent has generated. Without it and `tokens`, no token is required.
     database_url: see `common.database_url`; a secret because it can contain a password.
     mcp: `mcp_servers` of config.yaml with the values of their variables.
     instructions, skills: the content of the files that config.yaml names.
@@ -429,6 +433,8 @@ class Settings:
     misplaced: tuple[str, ...] = ()
     credentials: tuple[Secret, ...] = ()
     peer_tokens: Mapping[str, Secret] = field(default_factory=dict)
+    own_token: OwnToken | None = None
+    sandbox_blocked: str | None = None
 
     @property
     def has_agent_tools(self) -> bool:

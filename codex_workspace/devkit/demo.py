@@ -34,7 +34,7 @@ RECALL: Final = "What have we said so far?"
 RECALL_AGAIN: Final = "You were restarted. What have we said so far?"
 
 GREETING: Final = "hello from the sandbox"
-ANSWER: Final = "Done: I wrote greeting.txt with a patch and read it with a command in codex's sandbox."
+ANSWER: Final = "Done: I wrote greeting.txt with a patch and read it with a command."
 
 SCENARIO: Final[list[dict[str, object]]] = [
     {
@@ -94,7 +94,7 @@ async def _play(steps: DemoSteps, stage: DemoEnvironment, token: str) -> str:
         _check_memory(recalled, (WRITE, ANSWER, RECALL))
         await agent.stop()
     return (
-        f"text streamed in {worked.text_updates} pieces, a file written by a patch, a command run in codex's sandbox, "
+        f"text streamed in {worked.text_updates} pieces, a file written by a patch, a command run, "
         "a conversation continued after a restart"
     )
 

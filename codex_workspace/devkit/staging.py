@@ -40,7 +40,7 @@ STOP_TIMEOUT_S: Final = 15.0
 
 MAX_LOG_LINE_BYTES: Final = 1 << 20
 
-PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "CODEX_BIN"))
+PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "CODEX_BIN", "SANDBOX_FALLBACK"))
 """Variables that the demo's agent inherits: no key, no proxy, and no settings of another agent."""
 
 
@@ -135,6 +135,11 @@ async def shown(play: Play, env: Mapping[str, str]) -> int:
 
 async def _shown(play: Play, console: Console) -> int:
     started = anyio.current_time()
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        console.out("The demo needs a writable temporary folder; add --tmpfs /tmp, or set TMPDIR", style="red")
+        return 1
     try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-demo-") as folder:
             seen = await play(DemoSteps(console), Path(folder))

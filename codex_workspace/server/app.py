@@ -91,7 +91,7 @@ class ServerOptions:
     """The options of the application and its card.
 
     url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is off.
-    tokens: the tokens by principal; if empty, no token is needed.
+    tokens: the tokens, or their SHA-256, by principal; if empty, no token is needed.
     hosts: the names and addresses, besides loopback's and that of `url`, that are answered if no token is needed.
     origins: the web pages that may call the agent, as scheme://host:port.
     one_main_context: whether messages without a context share their sender's main context, instead of a new one each.
@@ -106,7 +106,7 @@ class ServerOptions:
     version: str
     url: str
     grpc_url: str | None = None
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str | bytes] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
@@ -298,6 +298,7 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
         access_log=False,
         lifespan="off",
         ws="none",
+        proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
         timeout_keep_alive=75,

@@ -81,10 +81,10 @@ INVALID: Final = "INVALID_ARGUMENT"
 class Authenticator:
     """Identifies principals by their tokens.
 
-    `tokens` are the tokens by principal. If there are none, every request belongs to `OPERATOR`.
+    `tokens` are the tokens, or their SHA-256, by principal. If there are none, every request belongs to `OPERATOR`.
     """
 
-    def __init__(self, tokens: Mapping[str, str]) -> None:
+    def __init__(self, tokens: Mapping[str, str | bytes]) -> None:
         self._digests = {name: _digest(token) for name, token in tokens.items()}
         self._added: dict[str, bytes] = {}
 
@@ -119,8 +119,8 @@ class Authenticator:
         return owners[0] if owners else OPERATOR
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+def _digest(token: str | bytes) -> bytes:
+    return token if isinstance(token, bytes) else hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 class ForeignCaller(AuthenticationError):

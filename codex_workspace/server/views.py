@@ -110,17 +110,17 @@ def transcript_view(lines: Callable[[int, int, str | None], Awaitable[JsonObject
     return View("/transcript", show, {} if token is None else {PLATFORM_READER: token}, needs_token=True)
 
 
-def authenticators(views: Sequence[View], tokens: Mapping[str, str]) -> dict[str, Authenticator]:
+def authenticators(views: Sequence[View], tokens: Mapping[str, str | bytes]) -> dict[str, Authenticator]:
     """Return each endpoint's authenticator by path; it accepts the principals' tokens and the extra tokens."""
     return {view.path: Authenticator({**tokens, **view.extra_tokens}) for view in views}
 
 
-def routes(views: Sequence[View], tokens: Mapping[str, str]) -> list[Route]:
+def routes(views: Sequence[View], tokens: Mapping[str, str | bytes]) -> list[Route]:
     """Return the endpoints' routes, which reject principals other than the operator."""
     return [Route(view.path, _operator_only(view, tokens)) for view in views]
 
 
-def _operator_only(view: View, tokens: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
+def _operator_only(view: View, tokens: Mapping[str, str | bytes]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         if view.needs_token and not (tokens or view.extra_tokens):
             raise HTTPException(403, "this endpoint needs a token, and the agent has none; set A2A_TOKEN")

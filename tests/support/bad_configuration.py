@@ -174,7 +174,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a sandbox with an underscore": _key(
         "codex:\n  sandbox: workspace_write\n",
         "codex.sandbox",
-        "must be one of read-only, workspace-write, danger-full-access, container, but is 'workspace_write' "
+        "must be one of auto, read-only, workspace-write, danger-full-access, container, but is 'workspace_write' "
         "(did you mean workspace-write?)",
     ),
     "an obsolete approval policy": _key(

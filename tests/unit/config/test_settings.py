@@ -103,7 +103,7 @@ def test_any_value_is_settings_or_one_config_error(value: object) -> None:
 def test_the_template_s_own_config_yaml_is_the_defaults_and_shows_every_key(tmp_path: Path) -> None:
     settings = load_settings({"HOME": "/home/me"}, cwd=tmp_path, root=tmp_path)
     assert settings.config_file == TEMPLATE_DIR / "config.yaml"
-    assert settings.config.codex == CodexConfig()
+    assert settings.config.codex == CodexConfig(sandbox="workspace-write")  # what auto is outside of the image
     assert settings.config.limits == LimitsConfig()
     assert settings.config.a2a == A2AConfig()
     text = settings.config_file.read_text()

@@ -45,7 +45,7 @@ greeting\.txt
 hello from the sandbox
 ```
 
-Done: I wrote greeting\.txt with a patch and read it with a command in codex's sandbox\.
+Done: I wrote greeting\.txt with a patch and read it with a command\.
 
 \[completed, """
 )
