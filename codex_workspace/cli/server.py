@@ -241,6 +241,7 @@ def server_options(settings: Settings, place: ListeningPlace, sign: Signer | Non
         grpc_url=grpc_url,
         tokens={name: token.reveal() for name, token in settings.tokens.items()},
         max_body_bytes=limits.max_message_bytes,
+        max_parts=limits.max_parts,
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,
         streaming=config.a2a.streaming,

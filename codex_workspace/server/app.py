@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
 from a2a.server.routes import create_agent_card_routes, create_rest_routes
-from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 from a2a.types import AgentCard, AgentExtension
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
@@ -31,12 +30,14 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import Signer, Version, agent_card, extended_card
+from codex_workspace.server.connections import HEAD_S, SLOW_READER_S, ConnectionGuard, guarded_by
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, cut_off_slow_readers
+from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, limit_heads
 from codex_workspace.server.middleware import (
     RPC_PATH,
     Authenticator,
     CheckedContextBuilder,
+    CheckedDispatcher,
     RequestChecks,
     TokenBackend,
     refuse_request,
@@ -44,7 +45,7 @@ from codex_workspace.server.middleware import (
 )
 from codex_workspace.server.push import PushService
 from codex_workspace.server.sdk_fixes import CorrectedAdapter
-from codex_workspace.server.sockets import GrpcListener
+from codex_workspace.server.sockets import BACKLOG, GrpcListener, handles_for
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
 from codex_workspace.storage.store import Store
@@ -66,8 +67,8 @@ CARD_CACHE: Final = "public, max-age=60"
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end after their tasks have ended."""
 
-SLOW_READER_S: Final = 15.0
-"""How long a slow client may take to catch up: a megabyte over a poor mobile connection."""
+ACCEPTED_AT_ONCE: Final = 8
+"""asyncio accepts this many connections before the first of them can be rejected."""
 
 Readiness = Callable[[], Awaitable[str | None]]
 """Returns why the agent cannot process messages; None if it can."""
@@ -93,6 +94,7 @@ class ServerOptions:
     grpc_url: str | None = None
     tokens: Mapping[str, str] = field(default_factory=dict)
     max_body_bytes: int = 8 * 1024 * 1024
+    max_parts: int = 100
     one_main_context: bool = True
     versions: tuple[Version, ...] = ("1.0", "0.3")
     streaming: bool = True
@@ -189,9 +191,10 @@ async def build_app(
         Route("/readyz", _readyz(ready)),
         *view_routes(seen, options.tokens),
         *_card_routes(card if options.sign is None else options.sign(card)),
-        *_a2a_routes(front, has_old="0.3" in options.versions),
+        *_a2a_routes(front, options.max_parts, has_old="0.3" in options.versions),
     ]
     middleware = [
+        Middleware(limit_heads),
         Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
         Middleware(RequestChecks, rates=rates, max_bytes=options.max_body_bytes, extensions=extensions),
     ]
@@ -200,7 +203,7 @@ async def build_app(
     def grpc_callers(major: int) -> "GrpcContextBuilder":
         from codex_workspace.server.grpc_server import GrpcContextBuilder
 
-        return GrpcContextBuilder(authenticator, rates, extensions, serves_major(major))
+        return GrpcContextBuilder(authenticator, rates, extensions, serves_major(major), options.max_parts)
 
     try:
         yield Application(asgi, handler, front, card, authenticator, push, grpc_callers, options.versions)
@@ -208,11 +211,9 @@ async def build_app(
         await handler.aclose()
 
 
-def _a2a_routes(front: LimitedHandler, *, has_old: bool) -> list[BaseRoute]:
-    contexts = CheckedContextBuilder()
-    dispatcher = JsonRpcDispatcher(front, contexts, enable_v0_3_compat=has_old)
-    if has_old:
-        dispatcher._v03_adapter = CorrectedAdapter(front, contexts)
+def _a2a_routes(front: LimitedHandler, max_parts: int, *, has_old: bool) -> list[BaseRoute]:
+    contexts = CheckedContextBuilder(max_parts)
+    dispatcher = CheckedDispatcher(front, contexts, CorrectedAdapter(front, contexts) if has_old else None)
     # The HTTP+JSON routes end with one that takes every path.
     rest = create_rest_routes(front, context_builder=contexts, enable_v0_3_compat=has_old)
     return [Route(RPC_PATH, dispatcher.handle_requests, methods=["POST"]), *rest]
@@ -231,14 +232,18 @@ def _card_routes(card: AgentCard) -> list[Route]:
 
 
 @asynccontextmanager
-async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S) -> AsyncIterator[None]:
+async def serving(
+    app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S, head_s: float = HEAD_S
+) -> AsyncIterator[None]:
     """Serve the application on a listening socket until the block is left, then let open connections end.
 
-    The connection of a client that does not read for `slow_reader_s` seconds is closed.
+    The connection of a client that does not read for `slow_reader_s` seconds, or takes longer than `head_s` for the
+    head of a request, is closed.
     """
     config = uvicorn.Config(
         app,
-        http=cut_off_slow_readers(slow_reader_s),
+        http=guarded_by(ConnectionGuard(handles_for(2 / 3), head_s, slow_reader_s)),
+        backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -258,6 +263,12 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
 
 class _Server(uvicorn.Server):
     """Uvicorn without signal handlers: the caller decides when to stop."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            # asyncio has set it to the number of connections that it accepts at once.
+            listener.listen(BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> "Iterator[None]":
