@@ -30,7 +30,7 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import Signer, Version, agent_card, extended_card
-from codex_workspace.server.connections import HEAD_S, SLOW_READER_S, ConnectionGuard, guarded_by
+from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, limit_heads
 from codex_workspace.server.middleware import (
@@ -45,7 +45,7 @@ from codex_workspace.server.middleware import (
 )
 from codex_workspace.server.push import PushService
 from codex_workspace.server.sdk_fixes import CorrectedAdapter
-from codex_workspace.server.sockets import BACKLOG, GrpcListener, handles_for
+from codex_workspace.server.sockets import BACKLOG, HEAD_S, GrpcListener, handles_for
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
 from codex_workspace.storage.store import Store
@@ -240,9 +240,11 @@ async def serving(
     The connection of a client that does not read for `slow_reader_s` seconds, or takes longer than `head_s` for the
     head of a request, is closed.
     """
+    # gRPC may use a sixth of the file handles. The rest is for the database, codex's pipes and webhooks.
+    guard = ConnectionGuard(handles_for(2 / 3), head_s, slow_reader_s)
     config = uvicorn.Config(
         app,
-        http=guarded_by(ConnectionGuard(handles_for(2 / 3), head_s, slow_reader_s)),
+        http=guarded_by(guard),
         backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         access_log=False,

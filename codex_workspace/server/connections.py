@@ -10,7 +10,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger(__name__)
 
-HEAD_S: Final = 15.0
 SLOW_READER_S: Final = 15.0
 """How long a slow client may take to catch up: a megabyte over a poor mobile connection."""
 

@@ -21,7 +21,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from starlette.authentication import AuthenticationError
 
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
-from codex_workspace.server.limits import MAX_VALUES, BusyError, RateLimiter, check_parts, too_many_values
+from codex_workspace.server.limits import BusyError, RateLimiter, check_parts, check_values
 from codex_workspace.server.middleware import EXTENSION_HEADERS, Authenticator, active_extensions
 from codex_workspace.server.sockets import GrpcListener
 
@@ -142,7 +142,7 @@ class _OldService(CompatGrpcHandler):
             yield event
 
     async def _check_size(self, request: ProtobufMessage, context: "Context") -> None:
-        """Check a request before the SDK converts it, which it does after the call's method is known."""
+        """Check a request; the SDK converts it before anything else sees it."""
         try:
             _check_size(request, self._max_parts)
         except InvalidParamsError as error:
@@ -155,19 +155,18 @@ class _OldService(CompatGrpcHandler):
 
 def _check_size(request: ProtobufMessage, max_parts: int) -> None:
     """Raise InvalidParamsError for a request with too many parts or values, at any depth."""
-    left, unread = MAX_VALUES, [request]
+    count, unread = 0, [request]
     while unread:
         for field, value in unread.pop().ListFields():
-            if not field.is_repeated:
-                unread += [value] if field.message_type else []
-                continue
-            left -= len(value)
-            if field.message_type is not None and field.message_type.name == "Part":
-                check_parts(len(value), max_parts)
-            if left < 0:
-                raise too_many_values()
-            is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-            unread += value.values() if is_map else value if field.message_type else []
+            kind = field.message_type
+            is_map = kind is not None and kind.GetOptions().map_entry
+            inner = value.values() if is_map else value if field.is_repeated else [value]
+            # The number in a `Value` is not another value.
+            count += len(inner) if field.is_repeated else 0
+            if kind is not None and kind.name == "Part":
+                check_parts(len(inner), max_parts)
+            check_values(count)
+            unread += [each for each in inner if isinstance(each, ProtobufMessage)]
 
 
 async def _refuse(error: A2AError, context: "Context") -> None:

@@ -200,11 +200,11 @@ def check_parts(count: int, limit: int) -> None:
         raise InvalidParamsError(message=f"The message has {count} parts; at most {limit} are accepted.")
 
 
-def too_many_values() -> InvalidParamsError:
-    """Return the error for a request with more than `MAX_VALUES` values."""
-    return InvalidParamsError(
-        message=f"The request has more than {MAX_VALUES} values; send large data as a file, in the raw field of a part."
-    )
+def check_values(count: int) -> None:
+    """Raise InvalidParamsError if a request has too many values."""
+    if count > MAX_VALUES:
+        sentence = f"The request has more than {MAX_VALUES} values; send large data as a file (raw)."
+        raise InvalidParamsError(message=sentence)
 
 
 def limit_heads(app: ASGIApp) -> ASGIApp:
@@ -225,13 +225,12 @@ def limit_heads(app: ASGIApp) -> ASGIApp:
 
 def check_size(content: JsonValue, params: JsonValue, max_parts: int) -> None:
     """Raise InvalidParamsError if a request's JSON has too many values, or its message too many parts."""
-    left, unread = MAX_VALUES, [content]
+    count, unread = 0, [content]
     while unread:
         value = unread.pop()
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left -= len(inner)
-        if left < 0:
-            raise too_many_values()
+        count += len(inner)
+        check_values(count)
         unread.extend(inner)
     match params:
         # The protobuf of 0.3 has other names.

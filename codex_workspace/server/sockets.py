@@ -19,11 +19,10 @@ BACKLOG: Final = 1024
 """How many connections may wait to be accepted, so that the kernel does not reject a burst of clients."""
 
 WANTED_HANDLES: Final = 8192
-"""Twice the streams, webhooks and processes of the default limits. Commands inherit the limit, and some programs close
-every possible handle when they start, so it is not the highest possible one."""
+"""Twice what the default limits need. Commands inherit it, and some programs close every possible handle at start."""
 
-HANDSHAKE_S: Final = 15
-"""How long a gRPC client may take to begin, as for the head of an HTTP request."""
+HEAD_S: Final = 15.0
+"""How long a client may take for the head of its first HTTP request, or for gRPC's handshake."""
 
 MAX_GRPC_CALLS: Final = 2000
 """The open calls of one connection, with and without a message; further ones wait in the client."""
@@ -38,11 +37,7 @@ def raise_handle_limit() -> None:
 
 
 def handles_for(share: float) -> int:
-    """Return a share of the file handles that this process may have open.
-
-    HTTP connections may use two thirds, with the files that are open at the start; gRPC connections a sixth. The rest
-    is for the database, codex's pipes and webhooks.
-    """
+    """Return a share of the file handles that this process may have open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return int(share * (1 << 20 if soft == resource.RLIM_INFINITY else soft))
 
@@ -103,7 +98,7 @@ async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: 
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.keepalive_time_ms", patience_ms),
             ("grpc.http2.ping_timeout_ms", patience_ms),
-            ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+            ("grpc.server_handshake_timeout_ms", int(HEAD_S * 1000)),
             ("grpc.max_allowed_incoming_connections", handles_for(1 / 6)),
             ("grpc.max_concurrent_streams", MAX_GRPC_CALLS),
         ]

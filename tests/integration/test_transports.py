@@ -354,6 +354,14 @@ async def test_too_many_parts_or_values_are_rejected(tmp_path: Path, transport: 
         assert server.executor.owners == []
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_message_of_almost_too_many_values_is_accepted(tmp_path: Path, transport: str) -> None:
+    large: JsonObject = {**message_with({"text": "x"}), "metadata": {"list": [0] * (MAX_VALUES - 100)}}
+    async with running_server(tmp_path) as server:
+        task = await send(server.client(transport), ParseDict({"message": large}, SendMessageRequest()))
+        assert TaskState.Name(task.status.state) == "TASK_STATE_COMPLETED"
+
+
 @pytest.mark.parametrize("content", LARGE)
 async def test_too_many_parts_or_values_are_rejected_in_0_3(tmp_path: Path, content: str) -> None:
     message = large_message(content)
