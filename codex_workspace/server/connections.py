@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from h11 import IDLE, SEND_BODY
@@ -21,7 +21,7 @@ FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection
 
 @dataclass(slots=True)
 class ConnectionGuard:
-    """The limits of a server's connections, and when it may warn again.
+    """The limits of a server's connections, and when it warned last, by the sentence.
 
     max_handle: a connection whose file handle is higher is rejected; the kernel always assigns the lowest free one.
     head_s: how long a client may take for its first head; at most twice as long for a later one, or for the rest of a
@@ -32,7 +32,7 @@ class ConnectionGuard:
     max_handle: int
     head_s: float
     slow_reader_s: float
-    quiet_until: float = 0.0
+    warned: dict[str, float] = field(default_factory=dict)
 
 
 class GuardedConnection(H11Protocol):
@@ -51,7 +51,7 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if transport.get_extra_info("socket").fileno() > self.guard.max_handle:
-            self._end(FULL, "rejecting connections because too many are open; see the limit of open files (ulimit -n)")
+            self._end(FULL, "rejecting connections because too many are open for the limit of open files (ulimit -n)")
         else:
             self._request_timer = self.loop.call_later(self.guard.head_s, self._check_request)
 
@@ -82,9 +82,10 @@ class GuardedConnection(H11Protocol):
 
     def _end(self, response: bytes, why: str) -> None:
         """Close the connection, with a response unless the request has one, and with at most one warning a minute."""
-        if self.loop.time() >= self.guard.quiet_until:
-            logger.warning("%s; the last one was of %s", why, self.client)
-            self.guard.quiet_until = self.loop.time() + WARN_EVERY_S
+        now, warned = self.loop.time(), self.guard.warned
+        if now - warned.get(why, -WARN_EVERY_S) >= WARN_EVERY_S:
+            logger.warning("%s, such as one of %s", why, self.client)
+            warned[why] = now
         if self.conn.their_state is SEND_BODY or self.transport.is_closing():
             self.transport.abort()
         else:

@@ -357,7 +357,7 @@ async def test_too_many_parts_or_values_are_rejected(tmp_path: Path, transport: 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_message_of_almost_too_many_values_is_accepted(tmp_path: Path, transport: str) -> None:
     large: JsonObject = {**message_with({"text": "x"}), "metadata": {"list": [0] * (MAX_VALUES - 100)}}
-    async with running_server(tmp_path) as server:
+    async with running_server(tmp_path, replace(OPTIONS, max_body_bytes=1_000_000)) as server:
         task = await send(server.client(transport), ParseDict({"message": large}, SendMessageRequest()))
         assert TaskState.Name(task.status.state) == "TASK_STATE_COMPLETED"
 
