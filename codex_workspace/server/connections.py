@@ -70,27 +70,36 @@ class GuardedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _check_request(self) -> None:
-        """Close the connection if the same request is incomplete as at the last check; a body counts once it is not
-        read any more. Uvicorn limits the time between requests, and `RequestChecks` that of a body."""
-        state = self.conn.their_state
-        is_partial = self.cycle.response_complete if state is SEND_BODY else self.timeout_keep_alive_task is None
-        awaited = (state, self.cycle) if state in (IDLE, SEND_BODY) and is_partial else None
+        """Close the connection if the same request is incomplete as at the last check."""
+        awaited = self._incomplete_request()
         if awaited is not None and awaited == self._awaited:
             self._end(LATE, "closing connections whose requests do not arrive in time")
         self._awaited = awaited
         self._request_timer = self.loop.call_later(self.guard.head_s, self._check_request)
 
+    def _incomplete_request(self) -> tuple[object, object] | None:
+        """Return what identifies a request with a partial head, or with a partial body that is not read any more.
+
+        Uvicorn limits the time between requests, and `RequestChecks` that of a body.
+        """
+        state = self.conn.their_state
+        is_partial = self.cycle.response_complete if state is SEND_BODY else self.timeout_keep_alive_task is None
+        return (state, self.cycle) if state in (IDLE, SEND_BODY) and is_partial else None
+
     def _end(self, response: bytes, why: str) -> None:
-        """Close the connection, with a response unless the request has one, and with at most one warning a minute."""
-        now, warned = self.loop.time(), self.guard.warned
-        if now - warned.get(why, -WARN_EVERY_S) >= WARN_EVERY_S:
-            logger.warning("%s, such as one of %s", why, self.client)
-            warned[why] = now
+        """Close the connection, with a response unless the request has one."""
+        self._warn(why)
         if self.conn.their_state is SEND_BODY or self.transport.is_closing():
             self.transport.abort()
         else:
             self.transport.write(response)
             self.transport.close()
+
+    def _warn(self, why: str) -> None:
+        now, warned = self.loop.time(), self.guard.warned
+        if now - warned.get(why, -WARN_EVERY_S) >= WARN_EVERY_S:
+            logger.warning("%s, such as one of %s", why, self.client)
+            warned[why] = now
 
     def _close(self) -> None:
         patience_s = self.guard.slow_reader_s
