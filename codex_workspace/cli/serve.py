@@ -26,7 +26,7 @@ from codex_workspace.config.own_token import ROTATE, OwnToken
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.launching import open_launched, secrets_of
-from codex_workspace.server.sockets import GrpcListener, bind, bind_grpc, reachable
+from codex_workspace.server.sockets import GrpcListener, bind, bind_grpc, raise_handle_limit, reachable
 
 if TYPE_CHECKING:
     from codex_workspace.server.card import Signer
@@ -111,6 +111,7 @@ async def listening(settings: Settings) -> AsyncIterator[ListeningPlace]:
     Raises:
         ConfigError: a port is taken.
     """
+    raise_handle_limit()
     with bind(settings.environment.A2A_HOST, settings.port) as listener:
         async with _grpc_listener(settings) as grpc, task_group() as tasks:
             stop = await tasks.start(_watch_signals)

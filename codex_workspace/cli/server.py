@@ -246,6 +246,7 @@ def server_options(settings: Settings, place: ListeningPlace, sign: Signer | Non
         hosts=(settings.environment.A2A_HOST, place.listener.getsockname()[0], *config.a2a.allowed_hosts),
         origins=config.a2a.allowed_origins,
         max_body_bytes=limits.max_message_bytes,
+        max_parts=limits.max_parts,
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,
         streaming=config.a2a.streaming,

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
 from a2a.server.routes import create_agent_card_routes, create_rest_routes
-from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 from a2a.types import AgentCard, AgentExtension
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
@@ -34,13 +33,15 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import Signer, Version, agent_card, extended_card
+from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, cut_off_slow_readers
+from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, limit_heads
 from codex_workspace.server.middleware import (
     EXTENSION_HEADERS,
     RPC_PATH,
     Authenticator,
     CheckedContextBuilder,
+    CheckedDispatcher,
     PageCheck,
     RequestChecks,
     TokenBackend,
@@ -49,7 +50,7 @@ from codex_workspace.server.middleware import (
 )
 from codex_workspace.server.push import PushService
 from codex_workspace.server.sdk_fixes import CorrectedAdapter, EagerAdapter
-from codex_workspace.server.sockets import GrpcListener
+from codex_workspace.server.sockets import BACKLOG, HEAD_S, GrpcListener, handles_for
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
 from codex_workspace.storage.store import Store
@@ -79,8 +80,8 @@ CARD_CACHE: Final = "public, max-age=60"
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end after their tasks have ended."""
 
-SLOW_READER_S: Final = 15.0
-"""How long a slow client may take to catch up: a megabyte over a poor mobile connection."""
+ACCEPTED_AT_ONCE: Final = 8
+"""asyncio accepts this many connections before the first of them can be rejected."""
 
 Readiness = Callable[[], Awaitable[str | None]]
 """Returns why the agent cannot process messages; None if it can."""
@@ -110,6 +111,7 @@ class ServerOptions:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
+    max_parts: int = 100
     one_main_context: bool = True
     versions: tuple[Version, ...] = ("1.0", "0.3")
     streaming: bool = True
@@ -207,9 +209,10 @@ async def build_app(
         Route("/readyz", _readyz(ready)),
         *view_routes(seen, options.tokens),
         *_card_routes(card if options.sign is None else options.sign(card)),
-        *_a2a_routes(front, has_old="0.3" in options.versions),
+        *_a2a_routes(front, options.max_parts, has_old="0.3" in options.versions),
     ]
     middleware = [
+        Middleware(limit_heads),
         Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
         Middleware(RequestChecks, rates=rates, max_bytes=options.max_body_bytes, extensions=extensions),
     ]
@@ -221,7 +224,7 @@ async def build_app(
     def grpc_callers(major: int) -> "GrpcContextBuilder":
         from codex_workspace.server.grpc_server import GrpcContextBuilder
 
-        return GrpcContextBuilder(authenticator, pages, rates, extensions, serves_major(major))
+        return GrpcContextBuilder(authenticator, pages, rates, extensions, serves_major(major), options.max_parts)
 
     try:
         yield Application(asgi, handler, front, card, authenticator, push, grpc_callers, options.versions)
@@ -253,12 +256,11 @@ def _allow_pages(asgi: Starlette, origins: Sequence[str]) -> None:
     )
 
 
-def _a2a_routes(front: LimitedHandler, *, has_old: bool) -> list[BaseRoute]:
-    contexts = CheckedContextBuilder()
-    dispatcher = JsonRpcDispatcher(front, contexts, enable_v0_3_compat=has_old)
+def _a2a_routes(front: LimitedHandler, max_parts: int, *, has_old: bool) -> list[BaseRoute]:
+    contexts = CheckedContextBuilder(max_parts)
+    dispatcher = CheckedDispatcher(front, contexts, CorrectedAdapter(front, contexts) if has_old else None)
     routes = [Route(RPC_PATH, dispatcher.handle_requests, methods=["POST"])]
     if has_old:
-        dispatcher._v03_adapter = CorrectedAdapter(front, contexts)
         old = EagerAdapter(front, contexts).routes().items()
         routes += [Route(path, endpoint, methods=[method]) for (path, method), endpoint in old]
     # The HTTP+JSON routes end with one that takes every path.
@@ -286,14 +288,20 @@ def _card_routes(card: AgentCard) -> list[Route]:
 
 
 @asynccontextmanager
-async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S) -> AsyncIterator[None]:
+async def serving(
+    app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S, head_s: float = HEAD_S
+) -> AsyncIterator[None]:
     """Serve the application on a listening socket until the block is left, then let open connections end.
 
-    The connection of a client that does not read for `slow_reader_s` seconds is closed.
+    The connection of a client that does not read for `slow_reader_s` seconds, or takes longer than `head_s` for the
+    head of a request, is closed.
     """
+    # gRPC may use a sixth of the file handles. The rest is for the database, codex's pipes and webhooks.
+    guard = ConnectionGuard(handles_for(2 / 3), head_s, slow_reader_s)
     config = uvicorn.Config(
         app,
-        http=cut_off_slow_readers(slow_reader_s),
+        http=guarded_by(guard),
+        backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -314,6 +322,12 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
 
 class _Server(uvicorn.Server):
     """Uvicorn without signal handlers: the caller decides when to stop."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            # asyncio has set it to the number of connections that it accepts at once.
+            listener.listen(BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> "Iterator[None]":

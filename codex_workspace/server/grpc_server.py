@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import grpc.aio
+from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.compat.v0_3.a2a_v0_3_pb2_grpc import add_A2AServiceServicer_to_server as add_old_service
 from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
 from a2a.extensions.common import get_requested_extensions
@@ -18,10 +19,11 @@ from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_servi
 from a2a.utils.constants import PROTOCOL_VERSION_0_3, VERSION_HEADER
 from a2a.utils.errors import A2AError, InvalidParamsError, VersionNotSupportedError
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 from starlette.authentication import AuthenticationError
 
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
-from codex_workspace.server.limits import BusyError, RateLimiter
+from codex_workspace.server.limits import BusyError, RateLimiter, check_parts, check_values
 from codex_workspace.server.middleware import (
     EXTENSION_HEADERS,
     Authenticator,
@@ -65,6 +67,7 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
     rates: RateLimiter
     extensions: frozenset[str]
     serves: Callable[[str], bool]
+    max_parts: int
 
     def build(self, context: "Context") -> ServerCallContext:
         """Return the context, and set the active extensions in the response.
@@ -163,15 +166,66 @@ def _reporting(handler: "Handler") -> "Handler":
 
 
 class _Service(GrpcHandler):
+    def __init__(self, handler: RequestHandler, callers: GrpcContextBuilder) -> None:
+        super().__init__(handler, callers)
+        self._max_parts = callers.max_parts
+
+    def _build_call_context(self, context: "Context", request: ProtobufMessage) -> ServerCallContext:
+        built: ServerCallContext = super()._build_call_context(context, request)
+        _check_size(request, self._max_parts)
+        return built
+
     async def abort_context(self, error: A2AError, context: "Context") -> None:
         await _refuse(error, context)
         await super().abort_context(error, context)
 
 
 class _OldService(CompatGrpcHandler):
+    def __init__(self, handler: RequestHandler, callers: GrpcContextBuilder) -> None:
+        super().__init__(handler, callers)
+        self._max_parts = callers.max_parts
+
+    async def SendMessage(
+        self, request: a2a_v0_3_pb2.SendMessageRequest, context: "Context"
+    ) -> a2a_v0_3_pb2.SendMessageResponse:
+        await self._check_size(request, context)
+        return await super().SendMessage(request, context)
+
+    async def SendStreamingMessage(
+        self, request: a2a_v0_3_pb2.SendMessageRequest, context: "Context"
+    ) -> AsyncIterator[a2a_v0_3_pb2.StreamResponse]:
+        await self._check_size(request, context)
+        async for event in super().SendStreamingMessage(request, context):
+            yield event
+
+    async def _check_size(self, request: ProtobufMessage, context: "Context") -> None:
+        """Check a request; the SDK converts it before anything else sees it. The context builder reports no message."""
+        if MALFORMED.get():
+            return
+        try:
+            _check_size(request, self._max_parts)
+        except InvalidParamsError as error:
+            await self.abort_context(error, context)
+
     async def abort_context(self, error: A2AError, context: "Context") -> None:
         await _refuse(error, context)
         await super().abort_context(error, context)
+
+
+def _check_size(request: ProtobufMessage, max_parts: int) -> None:
+    """Raise InvalidParamsError for a request with too many parts or values, at any depth."""
+    count, unread = 0, [request]
+    while unread:
+        for field, value in unread.pop().ListFields():
+            kind = field.message_type
+            is_map = kind is not None and kind.GetOptions().map_entry
+            inner = value.values() if is_map else value if field.is_repeated else [value]
+            # The number in a `Value` is not another value.
+            count += len(inner) if field.is_repeated else 0
+            if kind is not None and kind.name == "Part":
+                check_parts(len(inner), max_parts)
+            check_values(count)
+            unread += [each for each in inner if isinstance(each, ProtobufMessage)]
 
 
 async def _refuse(error: A2AError, context: "Context") -> None:

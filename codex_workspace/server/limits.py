@@ -1,10 +1,9 @@
-"""Limits on all transports: requests, streams, slow clients, and the values of messages; hides internal errors.
+"""Limits on all transports: heads, request rates, streams, and the values of messages; hides internal errors.
 
 A2A defines no error for overload, and the SDK answers JSON-RPC errors with HTTP 200. `busy` replaces the response by
 HTTP 429 with `Retry-After`; gRPC gets RESOURCE_EXHAUSTED.
 """
 
-import asyncio
 import logging
 import math
 import time
@@ -31,7 +30,7 @@ from a2a.types import (
 from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InternalError, InvalidParamsError
 from google.protobuf.struct_pb2 import Struct, Value
 from starlette.responses import JSONResponse, Response
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
@@ -55,6 +54,13 @@ INTERNAL_ERROR: Final = "Internal error; see the agent's log."
 MAX_NESTING: Final = 30
 """The nesting limit of data and metadata. Protobuf reads 100 levels, of which an object takes three, and a task
 contains the message in its history."""
+
+MAX_VALUES: Final = 10_000
+"""The limit of values in a request: to convert, check, store and return one takes up to 20 µs of the event loop."""
+
+MAX_HEADERS: Final = 100
+MAX_QUERY_BYTES: Final = 8192
+"""The limits of a request's head, as in Apache: to look up each of 9000 headers takes more than a second."""
 
 BURST_S: Final = 10.0
 """The burst size: an idle principal may send the requests of this many seconds at once."""
@@ -188,40 +194,51 @@ class ConcurrencyLimiter:
                 del self._held[principal]
 
 
-def cut_off_slow_readers(patience_s: float) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1 protocol, extended to close the connections of clients that do not read.
+def check_parts(count: int, limit: int) -> None:
+    """Raise InvalidParamsError if a message has too many parts."""
+    if count > limit:
+        raise InvalidParamsError(message=f"The message has {count} parts; at most {limit} are accepted.")
 
-    When a connection's buffer exceeds asyncio's high-water mark (64 KiB), it has `patience_s` seconds to drain. The
-    kernels buffer several more megabytes. The pending events of a slow client stay in memory, each with a copy of its
-    task. A disconnected client can resubscribe or get the task.
-    """
 
-    class SlowReaderTimeout(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
+def check_values(count: int) -> None:
+    """Raise InvalidParamsError if a request has too many values."""
+    if count > MAX_VALUES:
+        sentence = f"The request has more than {MAX_VALUES} values; send large data as a file (raw)."
+        raise InvalidParamsError(message=sentence)
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._timer = self.loop.call_later(patience_s, self._close)
 
-        def resume_writing(self) -> None:
-            self._stop_timer()
-            super().resume_writing()
+def limit_heads(app: ASGIApp) -> ASGIApp:
+    """Return an application that rejects requests with too many headers or too long a query."""
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = app
+        if len(scope["headers"]) > MAX_HEADERS:
+            sentence = f"the request has more than {MAX_HEADERS} headers"
+            chosen = JSONResponse(rest_error(431, "INVALID_ARGUMENT", sentence), 431)
+        elif len(scope["query_string"]) > MAX_QUERY_BYTES:
+            sentence = f"the query exceeds the limit of {MAX_QUERY_BYTES} bytes"
+            chosen = JSONResponse(rest_error(414, "INVALID_ARGUMENT", sentence), 414)
+        await chosen(scope, receive, send)
 
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+    return limited
 
-        def _close(self) -> None:
-            logger.warning("closing the connection of client %s, which has not read for %g s", self.client, patience_s)
-            # `close` would wait for the buffer to drain.
-            self.transport.abort()
 
-    return SlowReaderTimeout
+def check_size(content: JsonValue, params: JsonValue, max_parts: int) -> None:
+    """Raise InvalidParamsError if a request's JSON has too many values, or its message too many parts."""
+    count, unread = 0, [content]
+    while unread:
+        value = unread.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += len(inner)
+        check_values(count)
+        unread.extend(inner)
+    match params:
+        # The protobuf of 0.3 has other names.
+        case {"message": dict(message)} | {"request": dict(message)}:
+            for parts in (message.get("parts"), message.get("content")):
+                check_parts(len(parts) if isinstance(parts, list) else 0, max_parts)
+        case _:
+            pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The HTTP checks before the SDK: token, host and origin, rate limit, content type, body size, misread parameters.
+"""The HTTP checks before the SDK: token, host and origin, rate limit, content type, body, misread parameters.
 
-The SDK drops unknown enum names (a filter then matches everything), accepts any text as base64 and any query value as
-a boolean, and fails with an internal error on bodies that are not UTF-8 or nested too deeply (not reported upstream).
+The SDK blocks the event loop while it converts a request, however large. It repeats wrong values in its errors, drops
+unknown enum names (a filter then matches everything), accepts any text as base64 and any query value as a boolean, and
+fails with an internal error on bodies that are not UTF-8 or nested too deeply (not reported upstream).
 """
 
 import hashlib
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+import anyio
 from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers import RequestHandler
 from a2a.server.routes import DefaultServerCallContextBuilder
 from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 from a2a.types import ListTasksRequest, SendMessageRequest
@@ -35,6 +38,7 @@ from codex_workspace.server.limits import (
     REPLACEMENT,
     RateLimiter,
     Replacement,
+    check_size,
     error_info,
     rest_error,
     rpc_error,
@@ -45,6 +49,7 @@ from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from a2a.compat.v0_3.jsonrpc_adapter import JSONRPC03Adapter
     from google._upb._message import Descriptor as UpbDescriptor
     from google._upb._message import FieldDescriptor as UpbFieldDescriptor
     from google.protobuf.descriptor import Descriptor
@@ -71,6 +76,10 @@ PARSE_ERROR_CODE: Final = -32700
 
 CONTENT: Final = "codex_workspace.content"
 """Key in a request's scope: its JSON body; None if there is none, or if it is no JSON."""
+
+BODY_S: Final = 30.0
+BODY_BYTES_PER_S: Final = 4096
+"""A body may take `BODY_S` seconds, and one more for each `BODY_BYTES_PER_S` that have arrived: 12 MiB 52 minutes."""
 
 DENIED: Final = "PERMISSION_DENIED"
 STATUS_NAMES: Final = {401: "UNAUTHENTICATED", 403: DENIED, 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 421: DENIED}
@@ -244,10 +253,14 @@ class RequestChecks:
         declared = headers.get("content-length", "0")
         is_over = not declared.isdigit() or int(declared) > self.max_bytes
         body = bytearray()
-        async with aclosing(request.stream()) as chunks:
-            while not is_over and (chunk := await anext(chunks, b"")):
-                body += chunk
-                is_over = len(body) > self.max_bytes
+        with anyio.move_on_after(BODY_S) as patience:
+            async with aclosing(request.stream()) as chunks:
+                while not is_over and (chunk := await anext(chunks, b"")):
+                    body += chunk
+                    patience.deadline += len(chunk) / BODY_BYTES_PER_S
+                    is_over = len(body) > self.max_bytes
+        if patience.cancelled_caught:
+            raise _Rejected(_error_response(408, "the body arrived too slowly", {"Connection": "close"}))
         if is_over:
             raise _Rejected(_error_response(413, f"the body exceeds the limit of {self.max_bytes} bytes"))
         return bytes(body)
@@ -346,22 +359,54 @@ def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
     return [uri for uri in dict.fromkeys(uris) if uri in known]
 
 
+@dataclass
 class CheckedContextBuilder(DefaultServerCallContextBuilder):
-    """Builds the SDK's call context of an HTTP request after a check of its parameters."""
+    """Builds the SDK's call context of an HTTP request; for HTTP+JSON, checks its parameters first."""
+
+    max_parts: int
 
     def build(self, request: Request) -> ServerCallContext:
         """Return the context.
 
         Raises:
-            InvalidParamsError: the SDK would drop or misread a parameter.
+            InvalidParamsError: there are too many values, or the SDK would drop or misread a parameter.
         """
-        _check_parameters(request.scope["path"], request.scope[CONTENT], request.query_params)
+        if request.scope["path"] != RPC_PATH:
+            _check_parameters(request.scope["path"], request.scope[CONTENT], request.query_params, self.max_parts)
         context: ServerCallContext = super().build(request)
         context.state[REPLACEMENT] = request.scope[REPLACEMENT]
         return context
 
 
-def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None:
+class CheckedDispatcher(JsonRpcDispatcher):
+    """Checks the parameters of JSON-RPC calls before the SDK converts them; `old` handles those of A2A 0.3."""
+
+    def __init__(
+        self, handler: RequestHandler, contexts: CheckedContextBuilder, old: "JSONRPC03Adapter | None"
+    ) -> None:
+        super().__init__(handler, contexts)
+        self.enable_v0_3_compat, self._v03_adapter = old is not None, old
+        self._max_parts = contexts.max_parts
+
+    async def handle_requests(self, request: Request) -> Response:
+        """Return the response to a call."""
+        content, old = request.scope[CONTENT], self._v03_adapter
+        call = content if isinstance(content, dict) else {}
+        method = call.get("method")
+        if old is not None and not (isinstance(method, str) and old.supports_method(method)):
+            old = None
+        try:
+            check_size(content, call.get("params"), self._max_parts)
+            if isinstance(method, str):
+                _check_call(method, call.get("params"), is_old=old is not None)
+        except InvalidParamsError as error:
+            request_id = call.get("id")
+            return (old or self)._generate_error_response(request_id if type(request_id) in (str, int) else None, error)
+        return await super().handle_requests(request)
+
+
+def _check_parameters(path: str, content: JsonValue, query: QueryParams, max_parts: int) -> None:
+    check_size(content, content, max_parts)
     # The path can start with a tenant.
     name = path.rpartition("/")[2]
     if name == "tasks":
@@ -369,8 +414,6 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None
     elif path.startswith("/v1/"):
         check_history_length(query.get("historyLength"))
     match content:
-        case {"method": str(method), "params": params} if path == RPC_PATH:
-            _check_call(method, params)
         case dict() if name in ("message:send", "message:stream"):
             if path.startswith("/v1/"):
                 check_translatable(content)
@@ -381,11 +424,11 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None
             pass
 
 
-def _check_call(method: str, params: JsonValue) -> None:
+def _check_call(method: str, params: JsonValue, *, is_old: bool) -> None:
     model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
-    if model is None:
+    if is_old:
         check_0_3_call(params)
-    elif issubclass(model, ProtobufMessage):
+    elif model is not None and issubclass(model, ProtobufMessage):
         _check_message(model.DESCRIPTOR, params)
 
 
@@ -404,6 +447,8 @@ def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") 
         fields = _fields(descriptor)
         for name, given in value.items():
             if name in fields:
+                if fields[name].is_repeated and not isinstance(given, list | None):
+                    raise InvalidParamsError(message=f"{at}{name}: is not an array")
                 for each in given if isinstance(given, list) else [given]:
                     _check_field(fields[name], each, f"{at}{name}")
 
@@ -414,6 +459,8 @@ def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
         names = enum.values_by_name
         if str(value) not in {*names, *map(str, enum.values_by_number)}:
             raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is not one of {', '.join(names)}")
+    elif message is not None and message.full_name == "google.protobuf.Struct" and not isinstance(value, dict | None):
+        raise InvalidParamsError(message=f"{at}: is not an object")
     elif message is not None and not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
     elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):

@@ -1,6 +1,7 @@
 """Listening sockets, which are bound before anything is started."""
 
 import errno
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,29 @@ if TYPE_CHECKING:
 
 BACKLOG: Final = 1024
 """How many connections may wait to be accepted, so that the kernel does not reject a burst of clients."""
+
+WANTED_HANDLES: Final = 8192
+"""Twice what the default limits need. Commands inherit it, and some programs close every possible handle at start."""
+
+HEAD_S: Final = 15.0
+"""How long a client may take for the head of its first HTTP request, or for gRPC's handshake."""
+
+MAX_GRPC_CALLS: Final = 2000
+"""The open calls of one connection, with and without a message; further ones wait in the client."""
+
+
+def raise_handle_limit() -> None:
+    """Raise this process's limit of open files to `WANTED_HANDLES`, or as far as its hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_HANDLES if hard == resource.RLIM_INFINITY else min(WANTED_HANDLES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def handles_for(share: float) -> int:
+    """Return a share of the file handles that this process may have open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return int(share * (1 << 20 if soft == resource.RLIM_INFINITY else soft))
 
 
 def reachable(host: str) -> str:
@@ -74,6 +98,9 @@ async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: 
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.keepalive_time_ms", patience_ms),
             ("grpc.http2.ping_timeout_ms", patience_ms),
+            ("grpc.server_handshake_timeout_ms", int(HEAD_S * 1000)),
+            ("grpc.max_allowed_incoming_connections", handles_for(1 / 6)),
+            ("grpc.max_concurrent_streams", MAX_GRPC_CALLS),
         ]
     )
     try:

@@ -1,10 +1,11 @@
 """More clients than slots: accepted messages are answered, the others are rejected at once, memory stays level."""
 
 import json
+import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import anyio
@@ -14,6 +15,7 @@ import pytest
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
 from tests.e2e.load_generator import METHODS, CallResult, ask, call, unlimited_client
+from tests.support.ports import free_port
 from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -128,3 +130,41 @@ async def test_a_known_message_joins_even_when_the_queue_is_full(setup: AgentSet
         for each in answers:
             tasks_of[each.message_id].add(json.loads(each.body)["result"]["task"]["id"])
         assert [len(ids) for ids in tasks_of.values()] == [1, 1]
+
+
+@contextmanager
+def half_connections(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Open connections on which nothing but the beginning of an HTTP request arrives."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(count)]
+        for each in opened:
+            with suppress(OSError):
+                each.sendall(b"POST / HTTP/1.1\r\nHost: x\r\n")
+        yield opened
+
+
+async def test_half_connections_take_no_file_handle_that_the_agent_needs(setup: AgentSetup) -> None:
+    grpc_port, half_heads = free_port(), 400
+    setup = replace(setup, environment={**setup.environment, "A2A_GRPC_PORT": str(grpc_port)})
+    async with running_agent(setup, ("tests.e2e.few_handles", "200")) as agent, unlimited_client(agent.url) as http:
+        assert (await ask(http, call("SendMessage", "hello", "before"))).completed
+        http_port = int(agent.url.rstrip("/").rpartition(":")[2])
+        with half_connections(http_port, half_heads), half_connections(grpc_port, half_heads):
+            answers = [await ask(http, call("SendMessage", "hello", f"during-{number}")) for number in range(3)]
+            assert [each.completed for each in answers] == [True] * 3
+            agent.codex().kill()
+            # The new codex needs file handles for its pipes.
+            assert (await ask(http, call("SendMessage", "hello", "new codex"))).completed
+            assert max(each.seconds for each in answers) < 10
+
+        async def is_answered() -> bool:
+            async with unlimited_client(agent.url) as new:
+                try:
+                    return (await ask(new, call("SendMessage", "hello", "after"))).completed
+                except httpx.TransportError:
+                    return False
+
+        await eventually(is_answered)
+        log = setup.log.read_text()
+        assert ("Traceback" in log, log.count("because too many are open")) == (False, 1)
+        assert len(log) < 10_000

@@ -53,7 +53,7 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
-from codex_workspace.server.limits import MAX_NESTING, StreamLimits
+from codex_workspace.server.limits import MAX_NESTING, MAX_VALUES, StreamLimits
 from codex_workspace.server.sockets import bind, bind_grpc
 from codex_workspace.server.views import View
 from codex_workspace.storage.store import open_store
@@ -331,6 +331,92 @@ async def test_data_nested_too_deeply_is_rejected(tmp_path: Path, transport: str
 def nested(depth: int) -> JsonValue:
     """Return objects nested `depth` levels deep."""
     return {"a": nested(depth - 1)} if depth else "x"
+
+
+LARGE: Final[dict[str, JsonObject]] = {
+    "parts": {"parts": [{"text": "x"}] * 101},
+    "empty parts": {"parts": [{}] * 101},
+    "metadata": {"metadata": {"list": [0] * MAX_VALUES}},
+    "nested metadata": {"metadata": {"lists": [[0] * 100] * (MAX_VALUES // 100)}},
+    "data": {"parts": [{"data": {str(number): 0 for number in range(MAX_VALUES)}}]},
+    "tasks": {"referenceTaskIds": ["x"] * MAX_VALUES},
+    "extensions": {"extensions": [""] * MAX_VALUES},
+}
+"""Fields of messages that are too large, in the JSON of 1.0."""
+
+
+def large_message(content: str) -> JsonObject:
+    return {**message_with({"text": "x"}), **LARGE[content]}
+
+
+def sentence_for(content: str) -> str:
+    return "has 101 parts; at most 100" if "parts" in content else f"has more than {MAX_VALUES} values"
+
+
+@pytest.mark.parametrize("content", LARGE)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_too_many_parts_or_values_are_rejected(tmp_path: Path, transport: str, content: str) -> None:
+    message_request = ParseDict({"message": large_message(content)}, SendMessageRequest())
+    async with running_server(tmp_path, replace(OPTIONS, max_body_bytes=1_000_000)) as server:
+        for streaming in (False, True):
+            with pytest.raises(InvalidParamsError, match=sentence_for(content)):
+                await send(server.client(transport, streaming=streaming), message_request)
+        assert server.executor.owners == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_message_of_almost_too_many_values_is_accepted(tmp_path: Path, transport: str) -> None:
+    large: JsonObject = {**message_with({"text": "x"}), "metadata": {"list": [0] * (MAX_VALUES - 100)}}
+    async with running_server(tmp_path, replace(OPTIONS, max_body_bytes=1_000_000)) as server:
+        task = await send(server.client(transport), ParseDict({"message": large}, SendMessageRequest()))
+        assert TaskState.Name(task.status.state) == "TASK_STATE_COMPLETED"
+
+
+@pytest.mark.parametrize("content", LARGE)
+async def test_too_many_parts_or_values_are_rejected_in_0_3(tmp_path: Path, content: str) -> None:
+    message = large_message(content)
+    rest = {name: value for name, value in message.items() if name not in ("parts", "referenceTaskIds")}
+    numbers: JsonObject = {str(number): 0 for number in range(MAX_VALUES)}
+    rest["content"] = [{"data": {"data": numbers}}] if content == "data" else message["parts"]
+    async with running_server(tmp_path, replace(OPTIONS, max_body_bytes=1_000_000)) as server:
+        error = (await rpc(server, "message/send", {"message": message}))["error"]
+        assert isinstance(error, dict)
+        assert (error["code"], sentence_for(content) in error["message"]) == (-32602, True)
+        if content != "tasks":
+            answer = await server.http.post("/v1/message:send", json={"message": rest})
+            assert (answer.status_code, sentence_for(content) in answer.text) == (400, True)
+            old = a2a_v0_3_pb2_grpc.A2AServiceStub(server.channel)  # type: ignore[no-untyped-call]
+            old_request = ParseDict({"message": rest}, a2a_v0_3_pb2.SendMessageRequest())
+            with pytest.raises(grpc.aio.AioRpcError, match=sentence_for(content)) as rejected:
+                await old.SendMessage(old_request)
+            assert rejected.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            with pytest.raises(grpc.aio.AioRpcError, match=sentence_for(content)):
+                await old.SendStreamingMessage(old_request).read()
+        assert server.executor.owners == []
+
+
+@pytest.mark.parametrize("field", ["parts", "metadata", "extensions", "referenceTaskIds"])
+async def test_the_rejection_of_a_wrong_value_does_not_repeat_it(tmp_path: Path, field: str) -> None:
+    large = "x" * 50_000
+    async with running_server(tmp_path) as server:
+        params = {"message": {**message_with({"text": "x"}), field: large}}
+        for path, content in (
+            ("/", {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": params}),
+            ("/message:send", params),
+        ):
+            answer = await server.http.post(path, json=content, headers=VERSION_HEADER)
+            assert answer.json()["error"]["code"] == (-32602 if path == "/" else 400)
+            assert len(answer.content) < 1000, answer.text[:1000]
+        old = {"jsonrpc": "2.0", "id": 7, "method": "message/send", "params": params}
+        assert len((await server.http.post("/", json=old)).content) < 1000
+        assert len((await server.http.post("/v1/message:send", json=params)).content) < 1000
+
+
+async def test_a_batch_is_rejected_whatever_its_length(tmp_path: Path) -> None:
+    async with running_server(tmp_path, replace(OPTIONS, max_body_bytes=1_000_000)) as server:
+        for length, code in ((3, -32600), (MAX_VALUES + 1, -32602)):
+            answer = await server.http.post("/", json=[{}] * length, headers=VERSION_HEADER)
+            assert (answer.json()["error"]["code"], len(answer.content) < 1000) == (code, True)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Mapping
 
+import anyio
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -14,8 +15,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from codex_workspace.config.settings import OPERATOR
-from codex_workspace.server.limits import REPLACEMENT, RateLimiter
-from codex_workspace.server.middleware import Authenticator, PageCheck, RequestChecks, TokenBackend, unauthorized
+from codex_workspace.server.limits import MAX_HEADERS, MAX_QUERY_BYTES, REPLACEMENT, RateLimiter, limit_heads
+from codex_workspace.server.middleware import (
+    BODY_BYTES_PER_S,
+    BODY_S,
+    Authenticator,
+    PageCheck,
+    RequestChecks,
+    TokenBackend,
+    unauthorized,
+)
+from tests.support.memory_codex import in_virtual_time
 
 TOKEN = "t0ken-ü"
 PUBLIC = frozenset({"/healthz", "/card"})
@@ -38,6 +48,7 @@ def client(token: str | None = TOKEN, *, max_bytes: int = MAX_BYTES, **others: s
     app = Starlette(
         routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
         middleware=[
+            Middleware(limit_heads),
             Middleware(AuthenticationMiddleware, backend=backend(Authenticator(tokens)), on_error=unauthorized),
             Middleware(RequestChecks, rates=RateLimiter(60_000), max_bytes=max_bytes, extensions=frozenset()),
         ],
@@ -166,6 +177,43 @@ async def test_a_body_over_the_limit_is_rejected_as_it_arrives() -> None:
         assert "exceeds the limit of 100 bytes" in answer.text
         lying = await http.post("/", content=chunks(60, 60), headers={b"Content-Length": b"10"})
         assert lying.status_code == 413
+
+
+async def test_too_many_headers_or_too_long_a_query_are_rejected_before_authentication() -> None:
+    async with client("t0ken") as http:
+        # The client adds its own headers.
+        many = {f"X-{number}": "1" for number in range(MAX_HEADERS)}
+        answer = await http.get("/", headers=many)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (431, 431)
+        answer = await http.get("/", params={"a": "b" * MAX_QUERY_BYTES})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (414, 414)
+        few = dict(list(many.items())[: MAX_HEADERS // 2])
+        assert (await http.get("/", headers=few, params={"a": "b" * 1000})).status_code == 401
+
+
+async def slow_chunks(*pauses_s: float, size: int) -> AsyncIterator[bytes]:
+    for pause_s in pauses_s:
+        await anyio.sleep(pause_s)
+        yield b"x" * size
+
+
+@in_virtual_time
+async def test_a_body_may_be_as_slow_as_the_lowest_rate() -> None:
+    async with client(None, max_bytes=1 << 20) as http:
+        size = BODY_BYTES_PER_S * 10
+        answer = await http.post("/", content=slow_chunks(BODY_S - 1, *[10] * 9, size=size))
+        assert answer.json()["bytes"] == 10 * size
+
+
+@in_virtual_time
+async def test_a_body_that_arrives_too_slowly_is_rejected() -> None:
+    async with client(None, max_bytes=1 << 20) as http:
+        for pauses_s in ((BODY_S + 1,), (1, BODY_S), [0.5] * 100):
+            start = anyio.current_time()
+            answer = await http.post("/", content=slow_chunks(*pauses_s, size=1))
+            assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+            assert answer.json()["error"]["message"] == "the body arrived too slowly"
+            assert BODY_S <= anyio.current_time() - start < BODY_S + 1
 
 
 @pytest.mark.parametrize(

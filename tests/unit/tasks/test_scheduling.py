@@ -168,6 +168,16 @@ async def test_a_turn_that_asks_does_not_count_as_running() -> None:
         assert admission.running == 0
 
 
+async def test_a_turn_that_has_ended_does_not_count_as_running_while_its_answer_is_stored() -> None:
+    admission = AdmissionControl(LimitsConfig(max_running_turns=1))
+    with admission.claim("o", "first", "1") as ended:
+        async with admission.turn(ended):
+            pass
+        with admission.claim("o", "second", "2") as begun:
+            async with admission.turn(begun):
+                assert admission.running == 1
+
+
 @in_virtual_time
 async def test_turns_beyond_the_bound_wait_in_the_order_they_came() -> None:
     admission = AdmissionControl(LimitsConfig(max_running_turns=2))
