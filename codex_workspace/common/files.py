@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from errno import EAGAIN, EFBIG, EINVAL, EISDIR
+from errno import EAGAIN, EFBIG, EINVAL
 from pathlib import Path
 from typing import Final
 
@@ -59,10 +59,8 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(file))
-        if not stat.S_ISREG(mode):
+        # The kernel's own error says that a folder cannot be read.
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
             raise OSError(EINVAL, "it is a pipe or a device; write its content to a regular file", str(file))
         content = b""
         while len(content) < max_bytes and (piece := os.read(descriptor, max_bytes - len(content))):

@@ -281,13 +281,16 @@ class BoundedLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(
                 problem="an alias is not allowed within its own value", problem_mark=node.start_mark
             )
-        parts: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
-        pairs = chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
-        self._sizes[node] = 1 + sum(self._sizes[part] for part in pairs)
+        self._sizes[node] = 1 + sum(self._sizes[part] for part in _parts(node))
         if max(len(self._sizes), self._sizes[node]) > MAX_VALUES:
             problem = f"contains too many values; at most {MAX_VALUES} are allowed, and an alias counts as a copy"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return node
+
+
+def _parts(node: yaml.Node) -> Iterable[yaml.Node]:
+    values: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+    return chain.from_iterable(values) if isinstance(node, yaml.MappingNode) else values
 
 
 class _StrictLoader(BoundedLoader):

@@ -357,6 +357,28 @@ BAD: Final[Mapping[str, Bad]] = {
         "providers[0].model_provider_slug",
         "must be 1 to 64 letters, digits, _ or -",
     ),
+    "a small context window": _key(
+        f"providers: [{{name: a, {COMPAT}, context_window: 0}}]\n",
+        "providers[0].context_window",
+        "must be a whole number from 1000 to 100000000, but is 0",
+    ),
+    "a limit that is no number": _key(
+        f"providers: [{{name: a, {COMPAT}, auto_compact_token_limit: 8k}}]\n",
+        "providers[0].auto_compact_token_limit",
+        "must be a whole number from 1000 to 100000000, but is text",
+    ),
+    "a missing model catalog": _key(
+        f"runtime_config: {{provider: a}}\nproviders: [{{name: a, {COMPAT}, model_catalog_file: models.json}}]\n",
+        "providers: a.model_catalog_file",
+        "which cannot be read (No such file or directory); correct the path",
+        schema=False,
+    ),
+    "a model catalog that never ends": _key(
+        f"runtime_config: {{provider: a}}\nproviders: [{{name: a, {COMPAT}, model_catalog_file: /dev/zero}}]\n",
+        "providers: a.model_catalog_file",
+        "names /dev/zero, which cannot be read (it is a pipe or a device; write its content to a regular file)",
+        schema=False,
+    ),
     "a slug of codex's own": _key(
         f"providers: [{{name: a, {COMPAT}, model_provider_slug: ollama}}]\n",
         "providers[0].model_provider_slug",

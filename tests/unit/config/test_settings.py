@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from codex_workspace.common.errors import CodexCannotStart, ConfigError, ConfigLocation
 from codex_workspace.config.environment import SECRETS, Secret, read_secret
 from codex_workspace.config.loading import PLATFORM_DEFAULT_MODEL, is_loopback, load_settings, require_codex
+from codex_workspace.config.provider_entry import ProviderEntry
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
     A2AConfig,
     CodexConfig,
     Config,
     LimitsConfig,
-    ProviderEntry,
     RuntimeConfig,
     Settings,
 )

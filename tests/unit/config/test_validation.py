@@ -1,4 +1,7 @@
-"""The JSON Schema of config.yaml says what the agent does: it takes what is taken, and refuses what it can see."""
+"""The JSON Schema of config.yaml says what the agent does: it takes what is taken, and refuses what it can see.
+
+Covers `config.provider_entry`.
+"""
 
 import json
 import re
@@ -24,6 +27,7 @@ from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServerEntry
+from codex_workspace.config.provider_entry import ProviderEntry
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
@@ -32,7 +36,6 @@ from codex_workspace.config.settings import (
     Config,
     LimitsConfig,
     PrincipalEntry,
-    ProviderEntry,
     PushConfig,
     RuntimeConfig,
     StorageConfig,
