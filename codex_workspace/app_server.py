@@ -32,7 +32,7 @@ from codex_workspace.protocol.jsonrpc import (
     text_or_none,
 )
 from codex_workspace.protocol.server_requests import default_response
-from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.launch import MARK, Launch, is_model_notice
 from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, new_mark, spawn
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class Connection:
         max_line_bytes: int = MAX_LINE_BYTES,
         kill: Callable[[], None] | None = None,
         pid: int | None = None,
+        unknown_models: set[str] | None = None,
     ) -> None:
         self.pid = pid
         self.version: Version = (0, 0, 0)
@@ -123,6 +124,7 @@ class Connection:
         """Why this connection cannot be used any more; None while it can."""
         self._send_stream, self._receive_stream = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
         self._kill = kill
+        self._unknown_models = set() if unknown_models is None else unknown_models
 
     @property
     def threads(self) -> int:
@@ -282,11 +284,14 @@ class Connection:
         if notification.method == STARTUP:
             # Sent before the thread can be subscribed to.
             self.mcp_status.update(notification.params)
+        message = notification.params.get("message")
+        if notification.method == "warning" and is_model_notice(str(message), self._unknown_models):
+            return
         mailbox = self._mailbox_of(notification)
         if mailbox is not None:
             mailbox.put(notification, size, piece_of(notification), is_quiet=is_quiet(notification))
         elif notification.method in ("configWarning", "warning"):
-            warning = str(notification.params.get("summary") or notification.params.get("message"))
+            warning = str(notification.params.get("summary") or message)
             # Codex prefers a bubblewrap on PATH to its own, which is the right one here.
             logger.log(logging.DEBUG if "bundled bubblewrap" in warning else logging.WARNING, "codex: %s", warning)
 
@@ -326,6 +331,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
         max_line_bytes=launch.max_line_bytes,
         kill=lambda: process.signal_group(signal.SIGKILL),
         pid=process.popen.pid,
+        unknown_models=launch.unknown_models,
     )
     try:
         async with task_group() as tasks:

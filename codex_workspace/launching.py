@@ -205,6 +205,7 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         # The same for all agents with this state folder.
         family=hashlib.sha256(os.fsencode(settings.state_dir.resolve())).hexdigest()[:16],
         overrides={
+            **provider.overrides,
             **(QUESTION_FEATURES if asks_people(settings) else {}),
             **(LOGIN_ON_DISK if is_login else {}),
             **profile_overrides(settings, env),

@@ -70,6 +70,7 @@ class Facts:
     codex_copy: str = ""
     sandbox: Finding | CodexError = field(init=False)
     mcp_servers: Finding | CodexError = field(init=False)
+    metadata: Finding | CodexError = field(init=False)
 
     def redact(self, text: str) -> str:
         """Return `text` without known secrets, control characters and the path of the temporary copy."""

@@ -29,9 +29,11 @@ from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
+from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.config.settings import Settings
 from codex_workspace.launching import is_exec, launch_of, thread_options
-from codex_workspace.runtimes.launch import Launch
+from codex_workspace.protocol.jsonrpc import objects, text
+from codex_workspace.runtimes.launch import ASSUMED_WINDOW, UNKNOWN_MODEL, Launch
 from codex_workspace.storage.sqlite import set_aside
 
 EXIT_OTHER: Final = 1
@@ -183,6 +185,7 @@ async def _start_exec(launch: Launch, facts: Facts) -> Finding:
     await exec_backend.require_valid_config(launch)
     milliseconds = (time.perf_counter() - started) * 1000
     facts.sandbox = await _result(_try_exec_sandbox(launch, facts))
+    facts.metadata = Finding("not run", "with codex.backend: exec, the log of a model's first turn says it")
     servers = facts.settings.mcp
     names = ", ".join(server.name for server in servers.servers) or "none"
     missed = [f"{name}: {why}" for name, why in servers.left_out.items()]
@@ -198,6 +201,7 @@ async def _start_app_server(launch: Launch, options: ThreadOptions, facts: Facts
         milliseconds = (time.perf_counter() - started) * 1000
         facts.sandbox = await _result(_inspect_sandbox(codex, facts))
         facts.mcp_servers = await _result(_start_mcp_servers(codex, options, facts))
+        facts.metadata = await _result(_look_up_model(codex, facts.provider))
         return Finding("ok", f"codex {format_version(codex.version)} answered initialize in {milliseconds:.0f} ms")
 
 
@@ -293,6 +297,24 @@ async def _start_mcp_servers(codex: Connection, options: ThreadOptions, facts: F
     return Finding("failed" if failed else "warning" if found.problems else "ok", text)
 
 
+async def _look_up_model(codex: Connection, provider: ChosenProvider) -> Finding:
+    """Look for the model in codex's list."""
+    if provider.auth_mode == SUBSCRIPTION:
+        return Finding("ok", "codex loads its list of models with the subscription")
+    listed = await codex.call("model/list", {"includeHidden": True})
+    known = tuple(text(each, "model") for each in objects(listed, "data")) if isinstance(listed, dict) else ()
+    if _begins_as(known, provider.model):
+        return Finding("ok", f"codex knows the model {provider.model}")
+    finding = f"codex does not know the model {provider.model}: {UNKNOWN_MODEL}"
+    is_declared = 0 < int(provider.overrides.get("model_context_window", "0")) <= ASSUMED_WINDOW
+    return Finding("ok" if is_declared else "warning", finding)
+
+
+def _begins_as(known: tuple[str, ...], model: str) -> bool:
+    """Return whether codex takes a model for a known one: by the beginning of its name, with or without `vendor/`."""
+    return model.startswith(known) or model.rpartition("/")[2].startswith(known)
+
+
 def _found(result: Finding | CodexError, failure: str) -> Finding:
     """Return what the handshake has found out; `failure` says what a later error of the connection prevented.
 
@@ -357,6 +379,13 @@ CHECKS: Final = (
         "mcp servers",
         lambda facts: _found(facts.mcp_servers, "the servers cannot be started"),
         "correct mcp_servers in config.yaml; run the server's command by hand, or request its URL",
+        needs=("handshake",),
+        exit_code=EXIT_CODEX,
+    ),
+    Check(
+        "metadata",
+        lambda facts: _found(facts.metadata, "codex does not list its models"),
+        "set context_window, or for a larger one model_catalog_file, of the provider in config.yaml",
         needs=("handshake",),
         exit_code=EXIT_CODEX,
     ),

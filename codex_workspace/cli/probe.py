@@ -15,6 +15,7 @@ TIMEOUT_S: Final = 5.0
 
 DEFAULT_PORT: Final = 8000
 MAX_HEAD_BYTES: Final = 65536
+MAX_CONFIG_CHARS: Final = 1 << 20
 
 
 def probe(env: Mapping[str, str]) -> str | None:
@@ -33,11 +34,12 @@ def _port(env: Mapping[str, str]) -> int:
     if named := env.get("A2A_PORT"):
         return int(named)
     folder = env.get("WORKSPACE_CONFIG_PATH") or "/configs"
-    try:
-        with open(os.path.join(folder, "config.yaml"), encoding="utf-8") as file:
-            text = file.read()
-    except OSError:
+    path = os.path.join(folder, "config.yaml")
+    # The agent itself refuses other files; reading them could take forever.
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
         return DEFAULT_PORT
+    with open(path, encoding="utf-8") as file:
+        text = file.read(MAX_CONFIG_CHARS)
     if "a2a:" not in text:
         return DEFAULT_PORT
     # Imported by those who need it: it takes longer than all the rest.

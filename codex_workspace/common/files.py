@@ -1,16 +1,17 @@
-"""File locks (one agent per state folder) and atomic file replacement."""
+"""Bounded reading, atomic replacement, and locks of files (one agent per state folder)."""
 
 import fcntl
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from errno import EAGAIN
+from errno import EAGAIN, EFBIG, EINVAL
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,40 @@ REPLACE_TIMEOUT_S: Final = 10.0
 REPLACE_INTERVAL_S: Final = 0.01
 
 _MAX_BYTES: Final = 4096
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""The limit for every file that an operator provides; some have a lower one of their own."""
+
+
+def read_config_file(file: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
+    """Return the content of a file that an operator provides; follows links.
+
+    Raises:
+        OSError: it cannot be read, is not regular, or has more than `max_bytes`; `strerror` continues a sentence.
+    """
+    content = read_regular(file, max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(EFBIG, f"it has more than {max_bytes} bytes", str(file))
+    return content
+
+
+def read_regular(file: Path, max_bytes: int) -> bytes:
+    """Return the first `max_bytes` of a regular file. Never waits for a pipe's writer.
+
+    Raises:
+        OSError: it cannot be read, or is not regular.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # The kernel's own error says that a folder cannot be read.
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise OSError(EINVAL, "it is a pipe or a device; write its content to a regular file", str(file))
+        content = b""
+        while len(content) < max_bytes and (piece := os.read(descriptor, max_bytes - len(content))):
+            content += piece
+        return content
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tomlkit.container import Container, OutOfOrderTableProxy
 from tomlkit.items import AoT, Item, Table
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.common.files import replace_file
+from codex_workspace.common.files import read_config_file, replace_file
 from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
@@ -265,7 +265,7 @@ def update_config(codex_home: Path, managed: Managed) -> None:
         _make_private(codex_home)
         # Mounted configuration is often a symbolic link, which must stay one.
         file = (codex_home / CONFIG_NAME).resolve()
-        text = file.read_bytes().decode() if file.exists() else ""
+        text = read_config_file(file).decode() if file.exists() else ""
         edited = edit(text, managed, str(file))
         if edited != text:
             replace_file(file, edited.encode(), file.stat().st_mode & 0o777 if file.exists() else 0o600)

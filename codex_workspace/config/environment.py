@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from pydantic import BeforeValidator
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.common.files import read_config_file
 from codex_workspace.common.values import quoted
 from codex_workspace.config.validation import HttpUrl, Section, Text, problem, read_section
 
@@ -199,7 +200,7 @@ def _text_of(file: Path, location: ConfigLocation) -> str:
     # Only an absolute path is shown: other text may be the secret itself, put in the wrong variable.
     path = f"the path {file}" if file.is_absolute() else "the path"
     try:
-        text = file.read_bytes().decode()
+        text = read_config_file(file).decode()
     except OSError as error:
         remedy = f"correct {path}, or create a file there that this user may read"
         raise location.error(f"names a file that cannot be read ({error.strerror}); {remedy}") from error

@@ -167,7 +167,7 @@ def _config_file(variables: Environment, given: Path | None, cwd: Path, root: Pa
     folder = (cwd / given).resolve() if given else variables.path(variables.WORKSPACE_CONFIG_PATH, cwd)
     if folder is None:
         mounted = root / "configs" / CONFIG_NAME
-        return mounted if mounted.is_file() else TEMPLATE_DIR / CONFIG_NAME
+        return mounted if mounted.exists() else TEMPLATE_DIR / CONFIG_NAME
     if folder.is_file():
         raise IN_ENVIRONMENT.at("WORKSPACE_CONFIG_PATH").error(
             f"must be the folder of {CONFIG_NAME}, but {folder} is a file"

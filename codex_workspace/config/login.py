@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, WrapValidator, model_validator
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.files import replace_file
+from codex_workspace.common.files import read_config_file, replace_file
 from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, read_secret
 from codex_workspace.config.validation import problem
 
@@ -132,8 +132,7 @@ def stored_login(codex_home: Path) -> Secret | None:
 
 
 def _read_auth_file(codex_home: Path) -> str:
-    with (codex_home / AUTH_NAME).open("rb") as file:
-        return file.read(MAX_BYTES + 1).decode()
+    return read_config_file(codex_home / AUTH_NAME, MAX_BYTES).decode()
 
 
 def refresh_due_at(codex_home: Path) -> float | None:
@@ -179,7 +178,7 @@ def update_login(codex_home: Path, provided: Secret) -> None:
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     try:
         stored = stored_login(codex_home)
-        is_recorded = digest_file.exists() and digest_file.read_bytes() == digest.encode()
+        is_recorded = digest_file.exists() and read_config_file(digest_file) == digest.encode()
         if stored is None or not (is_recorded or _is_newer(stored, provided)):
             replace_file(file, content.encode())
             replace_file(digest_file, digest.encode())

@@ -9,7 +9,6 @@ CODEX_HOME. Codex lists their names and descriptions to the model, and adds a SK
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ import yaml
 from pydantic import Field
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.config.validation import Section, matching, read_section
+from codex_workspace.common.files import read_regular
+from codex_workspace.config.validation import BoundedLoader, Section, matching, read_section
 
 DEFAULT_PROMPT_FILE: Final = "system-prompt.md"
 """The prompt file that is read if it exists and config.yaml names none, as on the platform."""
@@ -99,7 +99,7 @@ def read_text(file: Path, folder: Path, location: ConfigLocation, max_bytes: int
         # The model reads these files, and any caller may ask for their content.
         if not real.is_relative_to(folder.resolve()):
             raise location.error(f"names {file}, which is outside of {folder}; move or copy the file into that folder")
-        content = _read_regular(real, max_bytes + 1)
+        content = read_regular(real, max_bytes + 1)
     except FileNotFoundError as error:
         raise location.error(f"names {file}, which does not exist; create it, or remove the entry") from error
     except (OSError, RuntimeError, ValueError) as error:  # such as a loop of links, or a NUL in the name
@@ -107,8 +107,6 @@ def read_text(file: Path, folder: Path, location: ConfigLocation, max_bytes: int
         raise location.error(
             f"names {file}, which cannot be read ({reason}); it must be a file that this user may read"
         ) from error
-    if content is None:
-        raise location.error(f"names {file}, which is not a regular file; it must be a text file")
     if len(content) > max_bytes:
         raise location.error(f"names {file}, which is too large: {too_large}; shorten it")
     try:
@@ -118,18 +116,6 @@ def read_text(file: Path, folder: Path, location: ConfigLocation, max_bytes: int
     if "\0" in text:
         raise location.error(f"names {file}, which contains a NUL character; it must be text")
     return text
-
-
-def _read_regular(file: Path, max_bytes: int) -> bytes | None:
-    """Return the first `max_bytes` of a regular file; None for a folder, a pipe or a device, which could block."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with open(descriptor, "rb", closefd=False) as opened:
-            return opened.read(max_bytes)
-    finally:
-        os.close(descriptor)
 
 
 SKILL_FOLDER: Final = "skills"
@@ -189,7 +175,7 @@ def _read_skill(skill: Path, folder: Path, location: ConfigLocation) -> Skill:
             f"names {file}, which must begin with front matter: a line ---, keys, and another line ---"
         )
     try:
-        keys = yaml.safe_load(found[1])
+        keys = yaml.load(found[1], BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise location.error(f"names {file}, whose front matter is not YAML: {' '.join(str(error).split())}") from error
     known = {key: keys[key] for key in ("name", "description") if key in keys} if isinstance(keys, dict) else keys

@@ -4,15 +4,18 @@ Codex reads no API key from the environment (docs/codex-protocol.md). Each provi
 in config.toml that uses the key that codex receives at its start.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.common.files import read_config_file
 from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, VariableNotSet, read_header_secret
 from codex_workspace.config.login import AUTH_NAME, configured_login, stored_login
-from codex_workspace.config.settings import ProviderEntry, Settings
+from codex_workspace.config.provider_entry import ProviderEntry
+from codex_workspace.config.settings import Settings
 from codex_workspace.config.validation import HttpUrl, check_text, did_you_mean
 
 AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
@@ -33,6 +36,7 @@ class ChosenProvider:
 
     slug: its name in config.toml. env_key, credential: the variable or file with the key or login, and its content;
     None if none is needed. model: the model's name in requests. reason: one sentence for log and doctor.
+    overrides: what the entry says of its models, as `-c` settings of codex.
     """
 
     name: str
@@ -43,6 +47,7 @@ class ChosenProvider:
     credential: Secret | None
     model: str
     reason: str
+    overrides: Mapping[str, str] = field(default_factory=dict)
 
 
 BUILT_IN: tuple[ProviderEntry, ...] = (
@@ -203,4 +208,25 @@ def _chosen(
         credential=credential,
         model=provider.model_id_override or settings.model,
         reason=f"provider {provider.name}: {why}; credential: {env_key or 'none needed'}",
+        overrides=_model_overrides(settings, provider),
     )
+
+
+def _model_overrides(settings: Settings, provider: ProviderEntry) -> dict[str, str]:
+    values = {
+        "model_context_window": provider.context_window,
+        "model_auto_compact_token_limit": provider.auto_compact_token_limit,
+        "model_catalog_json": provider.model_catalog_file
+        and _catalog(settings, provider.name, provider.model_catalog_file),
+    }
+    return {key: json.dumps(value) for key, value in values.items() if value is not None}
+
+
+def _catalog(settings: Settings, provider: str, name: str) -> str:
+    file = settings.config_file.parent / name
+    try:
+        read_config_file(file)
+    except OSError as error:
+        place = _location(settings, f"providers: {provider}.model_catalog_file")
+        raise place.error(f"names {file}, which cannot be read ({error.strerror}); correct the path") from error
+    return str(file)

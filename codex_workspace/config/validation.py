@@ -7,6 +7,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar, cast
 
@@ -16,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.common.files import read_config_file
 from codex_workspace.common.values import JsonObject, JsonValue, quoted
 
 _T = TypeVar("_T")
@@ -259,8 +261,40 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 # --- YAML
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader that rejects duplicate keys and keys that are not text."""
+MAX_VALUES: Final = 50_000
+"""The limit for the keys and values of a YAML file; PyYAML takes about 25 µs for each."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """A SafeLoader that rejects YAML with more than `MAX_VALUES`, where each alias counts as a copy of its value."""
+
+    def __init__(self, content: str | bytes) -> None:
+        super().__init__(content)
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None or (is_alias and node in self._sizes):
+            return node
+        if is_alias:
+            raise yaml.MarkedYAMLError(
+                problem="an alias is not allowed within its own value", problem_mark=node.start_mark
+            )
+        self._sizes[node] = 1 + sum(self._sizes[part] for part in _parts(node))
+        if max(len(self._sizes), self._sizes[node]) > MAX_VALUES:
+            problem = f"contains too many values; at most {MAX_VALUES} are allowed, and an alias counts as a copy"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return node
+
+
+def _parts(node: yaml.Node) -> Iterable[yaml.Node]:
+    values: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+    return chain.from_iterable(values) if isinstance(node, yaml.MappingNode) else values
+
+
+class _StrictLoader(BoundedLoader):
+    """A loader that also rejects duplicate keys and keys that are not text."""
 
     def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
         # Check before values are constructed, because merge keys (`<<`) may repeat keys.
@@ -286,7 +320,7 @@ def load_yaml(file: Path) -> object:
     location = ConfigLocation(str(file))
     try:
         # Bytes, so that PyYAML reports the position of invalid UTF-8.
-        return yaml.load(file.read_bytes(), _StrictLoader)
+        return yaml.load(read_config_file(file), _StrictLoader)
     except OSError as error:
         raise location.error(f"cannot be read ({error.strerror})") from error
     except yaml.MarkedYAMLError as error:

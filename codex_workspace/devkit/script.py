@@ -10,6 +10,7 @@ from typing import Literal
 import yaml
 
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.files import read_config_file
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 """What JSON and YAML decode to."""
@@ -358,7 +359,7 @@ def read_scenario(path: Path) -> tuple[Scene, ...]:
         ConfigError: the file cannot be read, or says what no scenario says.
     """
     try:
-        return _read_scenes(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return _read_scenes(yaml.safe_load(read_config_file(path)))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"scenario {path}: {error}") from error
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import anyio
 import httpx
 
-from codex_workspace.common.files import replace_file
+from codex_workspace.common.files import read_config_file, replace_file
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.client_types import (
@@ -100,8 +100,7 @@ class WorkspaceToken:
 def read_secret(file: Path) -> Secret | None:
     """Return the secret in a file; None if there is no file or its content cannot be an HTTP header's value."""
     try:
-        with file.open("rb") as source:
-            text = source.read(MAX_TOKEN_BYTES + 1).decode("ascii").strip()
+        text = read_config_file(file, MAX_TOKEN_BYTES).decode("ascii").strip()
     except (OSError, ValueError):
         return None
     return as_secret(text)

@@ -36,7 +36,7 @@ from a2a.types import (
 
 from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.common.files import replace_file
+from codex_workspace.common.files import read_regular, replace_file
 from codex_workspace.common.values import JsonObject, quote_untrusted
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.platform.active_tasks import TrackedExecutor
@@ -314,8 +314,7 @@ def _call(context: RequestContext) -> ServerCallContext:
 
 def _records_in(file: Path) -> Iterator[JsonObject]:
     try:
-        with file.open("rb") as opened:
-            lines = opened.read(MAX_FILE_BYTES).splitlines()
+        lines = read_regular(file, MAX_FILE_BYTES).splitlines()
     except FileNotFoundError:
         return
     except OSError as error:

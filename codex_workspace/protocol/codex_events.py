@@ -317,6 +317,10 @@ _BY_KIND: Final = {
     "modelNotFound": "The model provider does not know the model; the operator must check its name.",
     "unauthorized": "The model provider rejected the credential; the operator must renew it.",
 }
+
+MODEL_UNKNOWN: Final = re.compile(r"Model metadata for `(.*)` not found")
+"""The notice of every turn whose model codex does not know; it then uses general assumptions."""
+
 NO_SESSION: Final = "sessionNotFound"
 """The kind of failure of a run whose session does not exist."""
 

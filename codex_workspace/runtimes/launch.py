@@ -1,14 +1,26 @@
 """How to start a coding CLI, and the options of one run: the same for every runtime."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.common.values import JsonObject, KeyPath, TomlValue
+from codex_workspace.common.values import JsonObject, KeyPath, TomlValue, quoted
 from codex_workspace.config.mcp_servers import McpServers
+from codex_workspace.protocol.codex_events import MODEL_UNKNOWN
 from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES
+
+logger = logging.getLogger(__name__)
+
+ASSUMED_WINDOW: Final = 272_000
+"""The context window in tokens, and its maximum, of a model that codex does not know (0.158 to 0.163)."""
+
+UNKNOWN_MODEL: Final = (
+    f"it assumes a context window of {ASSUMED_WINDOW:,} tokens, or a smaller context_window of the provider in "
+    "config.yaml; only a model_catalog_file tells it more"
+)
 
 INACTIVITY_S: Final = 300.0
 """How long a CLI may write nothing. codex exec writes nothing while a command runs, so this limits commands too."""
@@ -29,6 +41,19 @@ PASSED_ENVIRONMENT: Final = frozenset(
 """The variables that a CLI receives from our environment, beside `LC_*`: none of them holds a credential."""
 
 
+MAX_UNKNOWN_MODELS: Final = 100
+"""Callers may name a model for a turn; the notices about further models are not logged."""
+
+
+def is_model_notice(warning: str, logged: set[str]) -> bool:
+    """Return whether a warning of codex says that it does not know a model; log this once for each model."""
+    found = MODEL_UNKNOWN.match(warning)
+    if found is not None and found[1] not in logged and len(logged) < MAX_UNKNOWN_MODELS:
+        logged.add(found[1])
+        logger.warning("codex does not know the model %s: %s", quoted(found[1]), UNKNOWN_MODEL)
+    return found is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to start codex.
@@ -44,6 +69,7 @@ class Launch:
     start_timeout_s: how long codex may take to answer `initialize`.
     family: identifies the processes of one agent across restarts; `end_leftovers` finds them by it.
     handed: further variables of codex's environment.
+    unknown_models: the models that were logged as unknown; all copies share it.
     """
 
     binary: Path
@@ -57,6 +83,7 @@ class Launch:
     start_timeout_s: float = START_TIMEOUT_S
     family: str = "none"
     handed: Mapping[str, str] = field(default_factory=dict)
+    unknown_models: set[str] = field(default_factory=set)
 
 
 def child_environment(launch: Launch, mark: str) -> dict[str, str]:

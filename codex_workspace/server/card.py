@@ -20,6 +20,7 @@ from a2a.types import (
 )
 
 from codex_workspace.common.errors import ConfigLocation
+from codex_workspace.common.files import read_config_file
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.middleware import API_KEY_HEADER
 
@@ -163,7 +164,7 @@ def card_signer(file: Path, place: ConfigLocation) -> Signer:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
     try:
-        pem = file.read_bytes()
+        pem = read_config_file(file)
     except OSError as error:
         raise place.error(
             f"names {file}, which cannot be read ({error.strerror}); it must be a PEM file that this user may read"

@@ -53,6 +53,15 @@ def _file(path: str, content: str | bytes, place: str, words: str) -> Bad:
 
 COMPAT: Final = "auth_mode: openai_compat_responses, base_url: 'http://127.0.0.1:9/v1'"
 
+
+def _multiplied(item: str) -> str:
+    """Return YAML with nine levels, each with nine aliases of the one before; `item` is a level's value."""
+    levels = (item.format(", ".join([f"*a{level - 1}"] * 9)) for level in range(1, 10))
+    return "env:\n  a0: &a0 {k: v}\n" + "".join(
+        f"  a{level}: &a{level} {each}\n" for level, each in enumerate(levels, 1)
+    )
+
+
 BAD: Final[Mapping[str, Bad]] = {
     # --- config.yaml: invalid YAML, or not a configuration
     "empty": Bad("", CONFIG, "must be a mapping of keys, but is empty"),
@@ -68,6 +77,10 @@ BAD: Final[Mapping[str, Bad]] = {
     "an undefined alias": _not_yaml("name: *nobody\n", "line 1, column 7: ", "undefined alias"),
     "an invalid date": _not_yaml(GOOD + "version: 2024-99-99\n", "", "contains an invalid value"),
     "deep nesting": _not_yaml("[" * 5000, "", "nested too deeply"),
+    "aliases that multiply": _not_yaml(GOOD + _multiplied("[{}]"), "line 10, ", "too many values"),
+    "merge keys that multiply": _not_yaml(GOOD + _multiplied("{{<<: [{}]}}"), "line 10, ", "too many values"),
+    "an alias of its own value": _not_yaml(f"{GOOD}env: &a [1, *a]\n", "line 4, column 6: ", "within its own value"),
+    "more values than any configuration": _not_yaml(f"{GOOD}env: [{'1,' * 60_000}]\n", "line 4, ", "too many values"),
     "a key twice": _not_yaml(GOOD + "name: other\n", "line 4, column 1: ", "the key name is a duplicate"),
     "a key of a section twice": _not_yaml(
         GOOD + "codex:\n  sandbox: read-only\n  sandbox: container\n",
@@ -351,6 +364,28 @@ BAD: Final[Mapping[str, Bad]] = {
         "providers[0].model_provider_slug",
         "must be 1 to 64 letters, digits, _ or -",
     ),
+    "a small context window": _key(
+        f"providers: [{{name: a, {COMPAT}, context_window: 0}}]\n",
+        "providers[0].context_window",
+        "must be a whole number from 1000 to 100000000, but is 0",
+    ),
+    "a limit that is no number": _key(
+        f"providers: [{{name: a, {COMPAT}, auto_compact_token_limit: 8k}}]\n",
+        "providers[0].auto_compact_token_limit",
+        "must be a whole number from 1000 to 100000000, but is text",
+    ),
+    "a missing model catalog": _key(
+        f"runtime_config: {{provider: a}}\nproviders: [{{name: a, {COMPAT}, model_catalog_file: models.json}}]\n",
+        "providers: a.model_catalog_file",
+        "which cannot be read (No such file or directory); correct the path",
+        schema=False,
+    ),
+    "a model catalog that never ends": _key(
+        f"runtime_config: {{provider: a}}\nproviders: [{{name: a, {COMPAT}, model_catalog_file: /dev/zero}}]\n",
+        "providers: a.model_catalog_file",
+        "names /dev/zero, which cannot be read (it is a pipe or a device; write its content to a regular file)",
+        schema=False,
+    ),
     "a slug of codex's own": _key(
         f"providers: [{{name: a, {COMPAT}, model_provider_slug: ollama}}]\n",
         "providers[0].model_provider_slug",
@@ -583,7 +618,14 @@ BAD: Final[Mapping[str, Bad]] = {
         A2A_TOKEN_FILE="/nowhere/token",
     ),
     "a folder as a secret file": _variable("A2A_TOKEN_FILE", "cannot be read (Is a directory)", A2A_TOKEN_FILE="/"),
-    "an empty secret file": _variable("A2A_TOKEN_FILE", "is empty", A2A_TOKEN_FILE="/dev/null"),
+    "an empty secret file": Bad(
+        GOOD,
+        "environment: A2A_TOKEN_FILE: ",
+        "is empty",
+        env={"A2A_TOKEN_FILE": "{root}/token"},
+        files={"token": "\n"},
+        schema=False,
+    ),
     "a secret and its file": _variable(
         "A2A_TOKEN_FILE", "is set as well as A2A_TOKEN; set one of them", A2A_TOKEN_FILE="/x", A2A_TOKEN=CREDENTIAL
     ),

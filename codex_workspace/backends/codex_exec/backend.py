@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from codex_workspace.backends.codex_exec.command import mcp_overrides, pass_secrets
+from codex_workspace.backends.codex_exec.command import mcp_overrides, overrides, pass_secrets
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
 from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions
@@ -85,12 +85,12 @@ class ExecPreflight:
 
 
 async def require_valid_config(launch: Launch) -> None:
-    """Make codex read its config.toml, by a command that does nothing else.
+    """Make codex read its configuration, by a command that does nothing else.
 
     Raises:
         CodexCannotStart: codex rejects the file; contains codex's message.
     """
-    completed = await run_codex(launch, "mcp", "list")
+    completed = await run_codex(launch, "mcp", "list", *overrides(launch.overrides))
     if completed.exit_code != 0:
         output = completed.stderr or completed.stdout
         _, error, why = output.partition("Error:")

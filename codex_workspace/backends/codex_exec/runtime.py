@@ -30,8 +30,8 @@ from codex_workspace.protocol.codex_events import LOST_THREAD, NO_SESSION, PROCE
 from codex_workspace.protocol.exec_reader import ExecReader
 from codex_workspace.runtimes.cli_run import DEFAULT_LIMITS, CliRun, LineConverter, RunHooks, RunLimits, open_run
 from codex_workspace.runtimes.convert import NONE_USED
-from codex_workspace.runtimes.events import AgentEvent
-from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions
+from codex_workspace.runtimes.events import AgentEvent, RunWarning
+from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions, is_model_notice
 from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
 
 logger = logging.getLogger(__name__)
@@ -165,6 +165,7 @@ class CodexExec:
         if options.resume is not None:
             used_before = await anyio.to_thread.run_sync(session_tokens, launch.codex_home, options.resume)
         lines = ExecConverter(used_before)
+        lines.unknown_models = launch.unknown_models
         async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
             yield run
 
@@ -175,12 +176,16 @@ class ExecConverter(LineConverter):
     def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(used_before, clock)
         self._reader: Final = ExecReader()
+        self.unknown_models: set[str] = set()
 
     def feed(self, line: bytes | str) -> list[AgentEvent]:
         """Return the events of a line without its newline; none if it is no event."""
         parsed = self._reader.read(line)
         self.session_id = self._reader.thread_id
-        return [event for each in parsed for event in self.convert(each)]
+        return [event for each in parsed for event in self.convert(each) if not self._is_notice(event)]
+
+    def _is_notice(self, event: AgentEvent) -> bool:
+        return isinstance(event, RunWarning) and is_model_notice(event.message, self.unknown_models)
 
 
 class LoginLock:

@@ -97,6 +97,28 @@ def test_with_codex_exec_no_app_server_is_started(tmp_path: Path) -> None:
     assert f"codex rejects {home / 'config.toml'}: " in found["handshake"]["finding"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "declared", "status"),
+    [
+        ("my-model", {}, "warning"),
+        ("my-model", {"context_window": 100_000}, "ok"),
+        ("my-model", {"context_window": 1_000_000}, "warning"),
+        ("vendor/gpt-5.5", {}, "ok"),
+        ("gpt-5.5-mini", {}, "ok"),
+    ],
+)
+def test_a_model_that_codex_does_not_know_is_a_warning(
+    tmp_path: Path, model: str, declared: dict[str, object], status: str
+) -> None:
+    entry = {"name": "scripted", "auth_mode": "openai_compat_responses", "base_url": "http://127.0.0.1:1/v1"}
+    config = {"runtime_config": {"model": model, "provider": "scripted"}, "providers": [entry | declared]}
+    code, found = reports(AgentSetup(tmp_path, "", config=config).prepare())
+    assert (code, found["metadata"]["status"]) == (0, status)
+    assert ("does not know the model my-model" in found["metadata"]["finding"]) == (model == "my-model")
+    assert bool(found["metadata"]["remedy"]) == (status == "warning")
+
+
 def test_the_instructions_are_listed(env: dict[str, str], tmp_path: Path) -> None:
     prompt = Path(env["WORKSPACE_CONFIG_PATH"]) / "system-prompt.md"
     prompt.write_text("Be brief.")

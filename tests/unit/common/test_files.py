@@ -24,6 +24,8 @@ from codex_workspace.common.files import (
     WatchedPaths,
     lock_folder,
     lock_holder,
+    read_config_file,
+    read_regular,
     replace_file,
     try_lock_file,
 )
@@ -260,3 +262,25 @@ def test_a_folder_that_becomes_read_only_is_a_problem(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
     printed = subprocess.run([*command, str(tmp_path)], env=environment, check=True, capture_output=True, text=True)
     assert printed.stdout.splitlines() == ["None", "FOLDER is read-only; make it writable again", "None"]
+
+
+# --- Files of operators are read with a bound, and nothing else is
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    assert read_config_file(tmp_path / "link", 5) == b"12345"
+    assert read_regular(tmp_path / "file", 3) == b"123"
+    assert read_config_file(Path("/proc/self/cmdline"))
+    with pytest.raises(OSError, match="it has more than 4 bytes"):
+        read_config_file(tmp_path / "file", 4)
+
+
+def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(OSError, match="it is a pipe or a device; write its content to a regular file"):
+            read_config_file(file)
+    with pytest.raises(IsADirectoryError):
+        read_config_file(tmp_path)

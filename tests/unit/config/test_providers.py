@@ -295,3 +295,16 @@ def test_a_required_variable_that_is_not_a_provider_s_must_be_set(
         f"{file}: runtime_config.required_env{missing}: names the variable TICKETS, which is not set; "
         "set it (or TICKETS_FILE)"
     )
+
+
+def test_what_an_entry_says_of_its_models_is_passed_to_codex(tmp_path: Path) -> None:
+    (tmp_path / "models.json").write_text("{}")
+    declared = "context_window: 50000, auto_compact_token_limit: 40000, model_catalog_file: models.json"
+    own = f"name: own, {COMPAT}, model_prefixes: [my-]"
+    chosen = choose(tmp_path, {}, model="my-model", entries=(f"{own}, {declared}",))
+    assert chosen.overrides == {
+        "model_context_window": "50000",
+        "model_auto_compact_token_limit": "40000",
+        "model_catalog_json": f'"{tmp_path}/models.json"',
+    }
+    assert choose(tmp_path, {}, model="my-model", entries=(own,)).overrides == {}

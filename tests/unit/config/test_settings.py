@@ -18,12 +18,12 @@ from codex_workspace.common.errors import CodexCannotStart, ConfigError, ConfigL
 from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.environment import SECRETS, Secret, read_secret
 from codex_workspace.config.loading import PLATFORM_DEFAULT_MODEL, is_loopback, load_settings, require_codex
+from codex_workspace.config.provider_entry import ProviderEntry
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
     CodexConfig,
     Config,
     LimitsConfig,
-    ProviderEntry,
     RuntimeConfig,
     Settings,
 )

@@ -1,4 +1,7 @@
-"""The JSON Schema of config.yaml says what the agent does: it takes what is taken, and refuses what it can see."""
+"""The JSON Schema of config.yaml says what the agent does: it takes what is taken, and refuses what it can see.
+
+Covers `config.provider_entry`.
+"""
 
 import json
 import re
@@ -25,6 +28,7 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.a2a_server import A2AConfig
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServerEntry
+from codex_workspace.config.provider_entry import ProviderEntry
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
@@ -32,12 +36,11 @@ from codex_workspace.config.settings import (
     Config,
     LimitsConfig,
     PrincipalEntry,
-    ProviderEntry,
     PushConfig,
     RuntimeConfig,
     StorageConfig,
 )
-from codex_workspace.config.validation import Section, read_section, schema_text
+from codex_workspace.config.validation import BoundedLoader, Section, read_section, schema_text
 from tests.support.bad_configuration import BAD, GOOD
 
 COMMITTED: Final = TEMPLATE_DIR / "config.schema.json"
@@ -171,7 +174,7 @@ def test_the_schema_rejects_invalid_configurations(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind, bad in BAD.items() if not bad.schema])
 def test_configurations_that_only_the_agent_rejects(kind: str) -> None:
     try:
-        config = yaml.safe_load(BAD[kind].config)
+        config = yaml.load(BAD[kind].config, BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return
     assert is_taken_by_schema(config)
