@@ -62,8 +62,10 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # The kernel's own error says that a folder cannot be read.
-        if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(file))
+        if not stat.S_ISREG(mode):
             raise OSError(EINVAL, "it is a pipe or a device; write its content to a regular file", str(file))
         content = b""
         while len(content) < max_bytes and (piece := os.read(descriptor, max_bytes - len(content))):
