@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from errno import EAGAIN, EFBIG, EINVAL
+from errno import EAGAIN, EFBIG, EINVAL, EISDIR
 from pathlib import Path
 from typing import Final
 
