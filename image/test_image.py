@@ -115,7 +115,7 @@ def test_codex_git_and_agent_are_installed_and_read_only(engine: Engine) -> None
         cd /app; for file in *.py; do /opt/venv/bin/python -c "import ${file%.py}"; done
         """,
     )
-    pinned = (ROOT / "requirements-codex.txt").read_text().rpartition("==")[2].strip()
+    pinned = (ROOT / "requirements-codex.txt").read_text().partition("==")[2].split()[0]
     assert printed.splitlines() == [f"codex-cli {pinned}"]
 
 
