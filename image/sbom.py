@@ -26,15 +26,15 @@ def main() -> None:
     version = re.findall(r'^__version__ = "(.*)"', Path("/app/codex_workspace/__init__.py").read_text(), re.MULTILINE)[
         0
     ]
-    components = [python(), *debian_packages(), *python_packages()]
+    found = {str(each["bom-ref"]): each for each in (python(), *debian_packages(), *python_packages())}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {
-            "component": component("container", "codex-workspace", version, f"pkg:oci/codex-workspace@{version}")
+            "component": component("container", "codex-workspace", version, f"pkg:generic/codex-workspace@{version}")
         },
-        "components": sorted(components, key=lambda each: str(each["bom-ref"])),
+        "components": [found[reference] for reference in sorted(found)],
     }
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
 

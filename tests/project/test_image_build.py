@@ -113,7 +113,7 @@ def test_apt_waits_while_another_program_holds_the_lock_of_its_lists(tmp_path: P
     options = [word for each in empty for word in ("-o", each)]
     with (tmp_path / "lists" / "lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        command = [ROOT / "image" / "apt-get", *options, "-qq", "update"]
+        command = [str(ROOT / "image" / "apt-get"), *options, "-qq", "update"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
             assert waiting.stderr is not None
             said = waiting.stderr.readline()
