@@ -68,9 +68,9 @@ RUN SOURCE_DATE_EPOCH=0 useradd --uid 1000 --user-group --create-home --shell /b
 COPY --from=builder /opt/codex /opt/codex
 COPY --from=builder /opt/venv /opt/venv
 COPY --from=builder /app /app
-RUN --mount=type=bind,source=image,target=/tmp/image \
+RUN --mount=type=bind,source=image/sbom.py,target=/tmp/sbom.py \
     ln -s /opt/codex/codex_cli_bin/bin/codex /usr/local/bin/codex \
-    && /opt/venv/bin/python -I /tmp/image/sbom.py > /app/sbom.cdx.json
+    && /opt/venv/bin/python -I /tmp/sbom.py > /app/sbom.cdx.json
 
 # The platform's runtime finds the adapter through PYTHONPATH and ADAPTER_MODULE.
 ENV A2A_HOST=0.0.0.0 \

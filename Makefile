@@ -95,10 +95,10 @@ image-test: .venv/dev    ## build the image and test it in real containers
 	$(BIN)/python -m pytest image -m alone
 
 lock: .venv/dev          ## update the pinned versions of all dependencies, and their hashes
-	$(BIN)/pip-compile $(LOCK) --upgrade --extra postgres --output-file requirements.txt pyproject.toml
+	$(BIN)/pip-compile $(LOCK) $(UPGRADE) --extra postgres --output-file requirements.txt pyproject.toml
 	@sed -i '/^$$/,$$d' requirements.txt
 	@echo '# The image also installs molecule-ai-workspace-runtime if it is built with RUNTIME_VERSION.' >> requirements.txt
-	$(BIN)/pip-compile $(LOCK) --upgrade --extra postgres --extra dev --constraint requirements.txt \
+	$(BIN)/pip-compile $(LOCK) $(UPGRADE) --extra postgres --extra dev --constraint requirements.txt \
 		--output-file requirements-dev.txt pyproject.toml
 	@sed -i '/^$$/,$$d' requirements-dev.txt
 
@@ -106,15 +106,15 @@ lock-hashes: .venv/dev   ## update the hashes in the files whose versions are se
 	@mkdir -p build
 	@for file in requirements-codex.txt requirements-codex-oldest.txt requirements-a2a-0.3.txt; do \
 		sed -n 's/^\([^# ]*==[^ ]*\).*/\1/p' $$file > build/pins.in && rm -f build/pins.txt && \
-		$(BIN)/pip-compile $(LOCK) --allow-unsafe --no-annotate --output-file build/pins.txt build/pins.in && \
+		$(BIN)/pip-compile $(LOCK) --no-annotate --output-file build/pins.txt build/pins.in && \
 		{ sed -n '/^#/p' $$file; cat build/pins.txt; } > build/pinned.txt && mv build/pinned.txt $$file || exit; \
 	done
 
+LOCK := --quiet --generate-hashes --strip-extras --annotation-style=line --no-header --no-emit-options \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 # codex is left out: it is pinned in requirements-codex.txt, because the image has it in a layer of its own. A virtual
 # environment has pip.
-LOCK := --quiet --generate-hashes --unsafe-package openai-codex-cli-bin --unsafe-package pip \
-	--strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url --no-emit-find-links \
-	--no-emit-trusted-host
+UPGRADE := --upgrade --unsafe-package openai-codex-cli-bin --unsafe-package pip
 
 docs: .venv/dev          ## build the documentation site into build/site; fails on a broken link
 	$(BIN)/python -m mkdocs build --strict
