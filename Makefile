@@ -19,7 +19,8 @@ TAG ?= codex-workspace
 SBOM ?= build/sbom.cdx.json
 ENGINE ?= $(or $(shell for engine in docker podman buildah; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done),\
 	$(error none of docker, podman and buildah works; on Debian, run `python3 -m image install` as root))
-TEST_BUILD := --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
+# Without the cache, because a test compares the image with that of another build, down to the times of files.
+TEST_BUILD := --no-cache --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-platform demo-picture test test-slow test-exec test-postgresql test-oldest test-versions check lint types docs chaos \
