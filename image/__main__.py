@@ -34,7 +34,7 @@ def main() -> int:
 
 def install() -> int:
     """Install `PACKAGES` with apt and return apt's exit code."""
-    apt = ["apt-get", "--quiet", "--quiet"]
+    apt = [str(ROOT / "image" / "apt-get"), "--quiet", "--quiet"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     options = ["install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]
     for command in ([*apt, "update"], [*apt, *options, *PACKAGES]):

@@ -156,10 +156,11 @@ class ImageConfig(TypedDict):
     Env: list[str]
     ExposedPorts: dict[str, object]
     Volumes: dict[str, object]
+    Labels: dict[str, str]
 
 
 def image_config(engine: Engine) -> ImageConfig:
-    """Return the image's configuration: Env, Entrypoint, Volumes, …"""
+    """Return the image's configuration: Env, Entrypoint, Labels, …"""
     (inspected,) = json.loads(engine.run("inspect", "--type", "image", IMAGE).stdout)
     config: ImageConfig = inspected["Config"]
     return config

@@ -24,7 +24,10 @@ import psutil
 import pytest
 import yaml
 from a2a.types import TaskState
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
+import codex_workspace
 from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from image.container import HARDENED, IMAGE, SECRET, TOKEN, AgentVolumes, Container, image_config, run_to_exit, started
 from image.engine import BASE, ROOT, Engine, runner
@@ -108,6 +111,58 @@ def test_image_declares_entry_point_volumes_and_port(engine: Engine) -> None:
     assert set(config["ExposedPorts"]) == {"8000/tcp"}
 
 
+def test_labels_name_the_version_and_the_commit(engine: Engine) -> None:
+    prefix = "org.opencontainers.image."
+    labels = {name: text for name, text in image_config(engine)["Labels"].items() if name.startswith(prefix)}
+    assert labels.pop(f"{prefix}version") == codex_workspace.__version__
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert labels.pop(f"{prefix}revision").removesuffix("-dirty") == commit.stdout.strip()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", labels.pop(f"{prefix}created"))
+    assert set(labels) == {f"{prefix}title", f"{prefix}description", f"{prefix}licenses"}
+
+
+def test_arguments_of_the_container_are_a_command_of_the_agent(engine: Engine) -> None:
+    ran = engine.run("run", "--rm", "--network", "host", IMAGE, "--version")
+    assert ran.stdout == f"codex-workspace {codex_workspace.__version__}\n"
+
+
+def test_the_list_of_contents_is_valid_and_names_every_package(engine: Engine) -> None:
+    text = (ROOT / "build" / "sbom.cdx.json").read_text()
+    assert text == outside(engine, "cat /app/sbom.cdx.json")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    document = json.loads(text)
+    assert document["metadata"]["component"]["version"] == codex_workspace.__version__
+    listed = {f"{each['name']} {each['version']}" for each in document["components"]}
+    debian = outside(engine, "dpkg-query --show --showformat='${Package} ${Version}\\n'").splitlines()
+    assert set(debian) <= listed
+    pins = "".join((ROOT / name).read_text() for name in ("requirements.txt", "requirements-codex.txt"))
+    pinned = re.findall(r"^(\S+)==(\S+)", pins, re.MULTILINE)
+    assert len(pinned) > 50
+    packages = {each["purl"] for each in document["components"]}
+    assert {f"pkg:pypi/{name}@{version}" for name, version in pinned} <= packages
+
+
+def test_another_build_of_the_same_commit_makes_the_same_image(engine: Engine, tmp_path: Path) -> None:
+    if engine.name == "docker":
+        pytest.skip("whether docker sets the times of files depends on its image store")
+    tag = f"{IMAGE}-again"
+    make_image(engine, tag, f"SBOM={tmp_path / 'sbom.json'}", secrets=ROOT / "build" / "image", options="--no-cache")
+    try:
+        ids = [engine.run("inspect", "--type", "image", "--format", "{{.Id}}", each).stdout for each in (IMAGE, tag)]
+        assert ids[0] == ids[1]
+    finally:
+        engine.run("rmi", tag, check=False)
+
+
+def make_image(engine: Engine, tag: str, *variables: str, secrets: Path, options: str = "") -> None:
+    """Run `make image` with build secrets."""
+    files = {"pip_conf": "pip.conf", "ca_bundle": "ca_bundle"}
+    given = " ".join(f"--secret id={name},src={secrets / file}" for name, file in files.items())
+    words = [f"TAG={tag}", f"ENGINE={engine.name}", *variables, f"OPTIONS=--network host {given} {options}"]
+    environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+    subprocess.run(["make", "image", *words], cwd=ROOT, env=environment, check=True)
+
+
 def test_codex_git_and_agent_are_installed_and_read_only(engine: Engine) -> None:
     printed = outside(
         engine,
@@ -117,7 +172,7 @@ def test_codex_git_and_agent_are_installed_and_read_only(engine: Engine) -> None
         cd /app; for file in *.py; do /opt/venv/bin/python -c "import ${file%.py}"; done
         """,
     )
-    pinned = (ROOT / "requirements-codex.txt").read_text().rpartition("==")[2].strip()
+    pinned = (ROOT / "requirements-codex.txt").read_text().partition("==")[2].split()[0]
     assert printed.splitlines() == [f"codex-cli {pinned}"]
 
 
@@ -328,13 +383,7 @@ def with_runtime(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> It
     with package_index(root) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_EXTRA_INDEX_URL", f"{os.environ.get('PIP_EXTRA_INDEX_URL', '')} {url}".strip())
         write_build_secrets(root / "secrets", os.environ)
-        secrets = {"pip_conf": "pip.conf", "ca_bundle": "ca_bundle"}
-        options = [f"--secret id={name},src={root / 'secrets' / file}" for name, file in secrets.items()]
-        variables = {"TAG": tag, "ENGINE": engine.name, "RUNTIME_VERSION": VERSION}
-        words = [f"{name}={value}" for name, value in variables.items()]
-        words.append(f"OPTIONS=--network host {' '.join(options)}")
-        patch.setenv("BUILDAH_ISOLATION", "chroot")
-        subprocess.run(["make", "image", *words], cwd=ROOT, check=True)
+        make_image(engine, tag, f"RUNTIME_VERSION={VERSION}", f"SBOM={root / 'sbom.json'}", secrets=root / "secrets")
     yield tag
     engine.run("rmi", "--force", tag, check=False)
 

@@ -1,4 +1,4 @@
-"""Runs `pip install -r FILE` in a virtual environment and shows one line of progress instead of pip's output.
+"""Installs pinned requirements into a virtual environment and shows one line of progress instead of pip's output.
 
     python scripts/pip_install.py .venv/bin/python requirements.txt
 
@@ -16,10 +16,11 @@ STEP = re.compile(r"\s*(?:Downloading|Using cached) (?P<name>\S+)-\d\S* \((?P<si
 
 def install(python: str, file: str) -> int:
     """Install the requirements in `file` and return pip's exit code."""
-    total = sum(1 for line in Path(file).read_text().splitlines() if line and not line.startswith(("#", "-")))
+    total = sum(1 for line in Path(file).read_text().splitlines() if line[:1].isalnum())
     command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar", "off"]
+    command += ["--require-hashes", "-r", file]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen([*command, "-r", file], stdout=subprocess.PIPE, text=True, env=environment) as pip:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as pip:
         assert pip.stdout is not None
         count = 0
         for line in pip.stdout:

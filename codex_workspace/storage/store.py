@@ -108,7 +108,8 @@ def engine_of(url: str) -> Engine:
     try:
         from codex_workspace.storage.postgresql import PostgresqlEngine
     except ImportError as error:
-        raise ConfigError(f"DATABASE_URL: psycopg cannot be loaded: {error}; install psycopg[binary]") from error
+        cause, remedy = " ".join(str(error).split()), "pip install 'codex-workspace[postgres]'"
+        raise ConfigError(f"DATABASE_URL: PostgreSQL's driver cannot be loaded ({cause}); run: {remedy}") from error
     return PostgresqlEngine(url)
 
 

@@ -112,7 +112,7 @@ def test_the_metadata_has_the_version_the_license_and_the_pinned_codex(wheel: Pa
     metadata = HeaderParser().parsestr(archive.read(name).decode())
     assert (metadata["Name"], metadata["Version"]) == ("codex-workspace", VERSION)
     assert metadata["License-Expression"] == "Apache-2.0"
-    pinned = re.findall(r"^openai-codex-cli-bin==\S+$", (ROOT / "requirements-codex.txt").read_text(), re.MULTILINE)
+    pinned = re.findall(r"^openai-codex-cli-bin==\S+", (ROOT / "requirements-codex.txt").read_text(), re.MULTILINE)
     assert [each for each in metadata.get_all("Requires-Dist", []) if each.startswith("openai-codex")] == pinned
 
 

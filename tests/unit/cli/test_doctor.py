@@ -268,7 +268,7 @@ def test_a_codex_is_judged_by_its_version(
 
 def test_the_tested_versions_are_those_that_make_test_and_make_test_versions_run() -> None:
     oldest, newest = (".".join(map(str, version)) for version in TESTED_VERSIONS)
-    assert f"openai-codex-cli-bin=={oldest}\n" in (REPOSITORY / "requirements-codex-oldest.txt").read_text()
+    assert f"openai-codex-cli-bin=={oldest} " in (REPOSITORY / "requirements-codex-oldest.txt").read_text()
     assert f"\nCODEX_NEWEST := {newest}\n" in (REPOSITORY / "Makefile").read_text()
 
 
