@@ -13,6 +13,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from tests.chaos.clients import Client, Responses
 from tests.chaos.plan import Strike, StrikeKind
 from tests.chaos.supervised import Supervised
+from tests.support.postgresql import PostgresqlServer
 from tests.support.waiting import eventually
 
 STARTED_S: Final = 1.0
@@ -31,17 +32,18 @@ class StrikeRecord:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.at_s:7.2f} s  {self.strike.kind:6}  {self.what}"
+        return f"{self.at_s:7.2f} s  {self.strike.kind:10}  {self.what}"
 
 
 @dataclass(slots=True)
 class Killer:
-    """Strikes an agent, its codex, its model and its clients."""
+    """Strikes an agent, its codex, its model, its clients and its PostgreSQL server."""
 
     agent: Supervised
     model: ScriptedModel
     clients: list[Client]
     responses: Responses
+    server: PostgresqlServer | None = None
     strike_log: list[StrikeRecord] = field(default_factory=list)
     start: float = field(default_factory=anyio.current_time)
 
@@ -69,6 +71,9 @@ class Killer:
                 lasting.start_soon(self._outage, strike)
             case StrikeKind.DROP:
                 await self._drop(strike)
+            case StrikeKind.RESTART | StrikeKind.DISCONNECT:
+                assert self.server is not None, "the plan is one for PostgreSQL"
+                await self._strike_server(strike, self.server)
             case _:
                 assert_never(strike.kind)
 
@@ -107,6 +112,18 @@ class Killer:
             self._note(strike, "the connection of a client")
             return
         self._note(strike, "no connection: no client has a request in progress")
+
+    async def _strike_server(self, strike: Strike, server: PostgresqlServer) -> None:
+        # A stop that was begun is completed, so that the server can be stopped again at the end of the run.
+        with anyio.CancelScope(shield=True):
+            if strike.kind is StrikeKind.DISCONNECT:
+                self._note(strike, "all connections of the database")
+                await anyio.to_thread.run_sync(server.disconnect)
+                return
+            self._note(strike, f"the database server, for {strike.lasts_s:g} s")
+            await anyio.to_thread.run_sync(server.stop)
+            await anyio.sleep(strike.lasts_s)
+            await anyio.to_thread.run_sync(server.start)
 
     def _note(self, strike: Strike, what: str) -> None:
         self.strike_log.append(StrikeRecord(anyio.current_time() - self.start, strike, what))

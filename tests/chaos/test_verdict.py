@@ -9,8 +9,8 @@ import pytest
 
 from codex_workspace.common.values import JsonObject
 from tests.chaos.plan import MessageKind, Plan, make_plan
-from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader
-from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_log
+from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader, Unavailable
+from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_list, judge_log
 
 PLAN = make_plan(1, 6, 0)
 FAILED = Answer("task", "failed", "", "The model refused.", "badRequest")
@@ -121,6 +121,13 @@ def test_an_agent_that_crashes_is_reported() -> None:
     assert len(list(judge_log("Traceback (most recent call last)"))) == 1
 
 
+def test_a_task_that_is_missing_doubled_or_too_many_in_the_list_is_reported() -> None:
+    expected = [f"task-{number}" for number in range(len(PLAN.messages) + len(PLAN.reviews))]
+    assert list(judge_list(PLAN, expected)) == []
+    for listed in (expected[1:], [*expected, "another"], [*expected[1:], expected[1]]):
+        assert len(list(judge_list(PLAN, listed))) == 1
+
+
 TASK: JsonObject = {"id": "t", "status": {"state": "TASK_STATE_WORKING"}}
 OLD_TASK: JsonObject = {"kind": "task", "id": "t", "status": {"state": "working"}}
 PIECE: JsonObject = {"artifact": {"artifactId": "answer", "parts": [{"text": "one "}]}}
@@ -139,6 +146,16 @@ OLD_EVENTS: list[JsonObject] = [
     {"kind": "artifact-update", **MORE},
     OLD_END,
 ]
+
+
+def test_events_without_an_envelope_are_read_too() -> None:
+    reader = TaskReader()
+    for event in NEW_EVENTS:
+        reader.take_event(event)
+    assert reader.answer == Answer("t", "completed", "one two", "", "")
+    for code, raised in ((500, Unavailable), (400, ProtocolFault)):
+        with pytest.raises(raised):
+            TaskReader().take_event({"error": {"code": code}})
 
 
 @pytest.mark.parametrize("events", [NEW_EVENTS, OLD_EVENTS])

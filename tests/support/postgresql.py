@@ -44,6 +44,11 @@ class PostgresqlServer:
         """Break all connections and stop the server."""
         self._run("pg_ctl", "stop", "--wait", "--mode=fast")
 
+    def disconnect(self) -> None:
+        """End all connections of clients."""
+        others = "backend_type = 'client backend' and pid <> pg_backend_pid()"
+        self.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}")
+
     def url(self, database: str) -> str:
         """Return the URL of a database."""
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
