@@ -1,5 +1,6 @@
 """Retrying clients: each sends its messages in order and retries with the same message ID until it has an answer."""
 
+import asyncio
 import json
 import random
 from collections import Counter
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import anyio
+import anyio.lowlevel
 import grpc.aio
 import httpx
 from a2a.types import SendMessageRequest, StreamResponse, a2a_pb2_grpc
@@ -123,6 +124,10 @@ class Client:
                 event: StreamResponse
                 async for event in stub.SendStreamingMessage(request, **options):
                     reader.take_event(MessageToDict(event))
+        except asyncio.CancelledError:
+            # gRPC replaces the cancel scope's error by its own, which the scope would not catch.
+            await anyio.lowlevel.checkpoint()
+            raise
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 trailers = dict(error.trailing_metadata() or ())

@@ -12,8 +12,17 @@ from codex_workspace.devkit.model import scripted_model
 from tests.chaos.clients import Client, Responses, client
 from tests.chaos.plan import Plan, SendMode
 from tests.chaos.strikes import Killer
-from tests.chaos.supervised import Supervised, end_processes_of, supervised
-from tests.chaos.verdict import LOG_LINES, Report, judge, judge_database, judge_exits, judge_list, judge_log
+from tests.chaos.supervised import end_processes_of, supervised
+from tests.chaos.verdict import (
+    LOG_LINES,
+    Report,
+    judge,
+    judge_database,
+    judge_exits,
+    judge_list,
+    judge_log,
+    judge_strikes,
+)
 from tests.e2e.agent_process import AgentSetup
 from tests.support.ports import free_port
 from tests.support.postgresql import PostgresqlServer, running_postgresql
@@ -56,7 +65,7 @@ async def _run(plan: Plan, root: Path, server: PostgresqlServer | None) -> Repor
             if bound.cancelled_caught:
                 wrong.append(f"not over within {longest_s(plan):g} s; answered: {sorted(responses.answers)}")
     wrong += [f"left over: {process}" for process in await end_processes_of(root)]
-    wrong += _findings(plan, responses, histories, listed, agent)
+    wrong += _findings(killer, plan, histories, listed)
     log = "\n".join(setup.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     seconds = anyio.current_time() - start
     return Report(plan, seconds, killer.strike_log, agent.exits, responses, wrong, log)
@@ -83,16 +92,15 @@ async def _resend_all(plan: Plan, clients: list[Client]) -> None:
             tasks.start_soon(one, number)
 
 
-def _findings(
-    plan: Plan, responses: Responses, histories: dict[str, str], listed: list[str], agent: Supervised
-) -> Iterator[str]:
-    setup = agent.setup
+def _findings(killer: Killer, plan: Plan, histories: dict[str, str], listed: list[str]) -> Iterator[str]:
+    agent, responses, setup = killer.agent, killer.responses, killer.agent.setup
     database = setup.environment.get("DATABASE_URL") or setup.root / "state" / "workspace.sqlite3"
     return chain(
         responses.faults,
         judge(plan, responses.answers, {context: histories.get(context, "") for context in plan.contexts}),
         judge_database(database, plan),
         judge_list(plan, listed),
+        judge_strikes(plan, killer.strike_log),
         judge_exits(agent.exits),
         judge_log(setup.log.read_text(errors="replace")),
     )

@@ -9,8 +9,9 @@ import pytest
 
 from codex_workspace.common.values import JsonObject
 from tests.chaos.plan import MessageKind, Plan, make_plan
+from tests.chaos.strikes import StrikeRecord
 from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader, Unavailable
-from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_list, judge_log
+from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_list, judge_log, judge_strikes
 
 PLAN = make_plan(1, 6, 0)
 FAILED = Answer("task", "failed", "", "The model refused.", "badRequest")
@@ -70,6 +71,19 @@ def test_a_message_without_an_answer_is_reported() -> None:
     assert "message 0003." in finding
 
 
+def test_a_message_that_was_not_sent_again_is_reported() -> None:
+    answers = answers_to(PLAN)
+    (finding,) = wrong(answers | {0: answers[0][:1]})
+    assert "1 answers" in finding
+
+
+def test_a_strike_that_did_not_happen_is_reported() -> None:
+    plan = make_plan(1, 6, 2)
+    done = [StrikeRecord(1.0, strike, "") for strike in plan.strikes]
+    assert list(judge_strikes(plan, done)) == []
+    assert list(judge_strikes(plan, done[1:])) == ["1 of 2 strikes happened"]
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -79,7 +93,7 @@ def test_a_message_without_an_answer_is_reported() -> None:
     ],
 )
 def test_an_unexpected_final_state_is_reported(end: Answer) -> None:
-    assert len(wrong(answers_to(PLAN) | {0: [end]})) == 1
+    assert len(wrong(answers_to(PLAN) | {0: [end, end]})) == 1
 
 
 def test_a_message_missing_doubled_or_misplaced_in_a_thread_is_reported() -> None:

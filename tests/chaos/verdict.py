@@ -17,6 +17,10 @@ from tests.chaos.strikes import StrikeRecord
 from tests.chaos.task_responses import TERMINAL, Answer
 
 LOG_LINES: Final = 60
+
+SENDS: Final = 2
+"""How often each message is sent until it is answered: during the strikes, and after them."""
+
 RESUMED_ANSWER: Final = f"You said: {CONTINUE_PROMPT}"
 """The scripted model's answer if an interrupted turn is resumed."""
 
@@ -76,6 +80,8 @@ def judge(plan: Plan, answers: Mapping[int, Sequence[Answer]], histories: Mappin
         if len(different) != 1:
             yield f"{_description(message)}: {len(different)} different answers: {different}"
             continue
+        if len(responses) != SENDS:
+            yield f"{_description(message)}: {len(responses)} answers, although it was sent {SENDS} times"
         (answer,) = different
         yield from (f"{_description(message)}: {fault}" for fault in _judge_answer(message, answer))
         wanted = {1} if answer.state == "completed" else {0, 1}
@@ -94,6 +100,12 @@ def _judge_answer(message: Message, answer: Answer) -> Iterator[str]:
                 yield f"failed without need ({answer.failure}): {answer.sentence}"
         case state:
             yield f"ended as {state}: {answer.sentence}"
+
+
+def judge_strikes(plan: Plan, strike_log: Sequence[StrikeRecord]) -> Iterator[str]:
+    """Yield a finding if strikes of the plan did not happen."""
+    if len(strike_log) != len(plan.strikes):
+        yield f"{len(strike_log)} of {len(plan.strikes)} strikes happened"
 
 
 def judge_list(plan: Plan, listed: Sequence[str]) -> Iterator[str]:
