@@ -14,12 +14,11 @@ import pytest
 from tests.chaos.plan import make_plan
 from tests.chaos.run import run
 
-pytestmark = pytest.mark.slow
-
 MESSAGES = 30
 STRIKES = 9
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 async def test_every_message_is_answered_once(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)

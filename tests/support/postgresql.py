@@ -69,7 +69,11 @@ class PostgresqlServer:
         command = [str(self._programs / program), f"--pgdata={self._data}", *options]
         owner = USER if os.geteuid() == 0 else None
         done = subprocess.run(command, user=owner, cwd="/", capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        log = self._data / "log"
+        assert done.returncode == 0, (
+            f"{program} ended with {done.returncode}: {done.stdout}{done.stderr}"
+            f"{log.read_text()[-2000:] if log.exists() else ''}"
+        )
 
 
 @contextmanager
