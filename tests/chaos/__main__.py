@@ -5,7 +5,6 @@ run starts Debian's PostgreSQL and strikes it too. The exit code is 1 if somethi
 """
 
 import argparse
-import os
 import random
 import sys
 import tempfile
@@ -30,8 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = make_plan(options.seed, options.messages, options.strikes, postgresql=options.database == "postgresql")
     sys.stdout.write(f"seed {plan.seed}: {options.messages} messages, {options.strikes} strikes\n")
     sys.stdout.flush()
-    # gRPC reports each child process that is started for PostgreSQL.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         report = anyio.run(run, plan, options.folder or Path(folder))
     sys.stdout.write(f"{report if report.wrong else report.figures}\n")

@@ -66,9 +66,10 @@ class PostgresqlServer:
 
     def _run(self, program: str, *options: str) -> None:
         """Run a program of the package; root runs it as the package's user, because a server refuses root."""
-        command = [str(self._programs / program), f"--pgdata={self._data}", *options]
-        owner = USER if os.geteuid() == 0 else None
-        done = subprocess.run(command, user=owner, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        # Not by an option of subprocess: that would fork, which crashes beside the threads of a gRPC client.
+        owner = ["runuser", "-u", USER, "--"] if os.geteuid() == 0 else []
+        command = [*owner, str(self._programs / program), f"--pgdata={self._data}", *options]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
         log = self._data / "log"
         assert done.returncode == 0, (
             f"{program} ended with {done.returncode}: {done.stdout}{done.stderr}"
