@@ -25,7 +25,7 @@ RESUMED_ANSWER: Final = f"You said: {CONTINUE_PROMPT}"
 """The scripted model's answer if an interrupted turn is resumed."""
 
 UNJUSTIFIED_FAILURES: Final = frozenset(
-    {"", "None", "internal", "unknown", "CodexGone", "CodexCannotStart", "CodexRefused"}
+    {"", "None", "internal", "unknown", "CodexGone", "CodexCannotStart", "CodexRefused", "StoreUnavailable"}
 )
 """Failure codes that no strike justifies: a single death of codex must not fail a message."""
 
