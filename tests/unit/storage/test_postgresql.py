@@ -79,7 +79,7 @@ async def test_the_turn_of_an_accepted_message_waits_until_the_server_is_back(se
         found = asyncio.gather(*reads)
         await eventually(store.write_problem)
         server.start()
-        assert await found == ["thread", "digest", 1]
+        assert [*await found] == ["thread", "digest", 1]
 
 
 @pytest.fixture
