@@ -53,7 +53,11 @@ class Killer:
             for strike in strikes:
                 await self.responses.reach(strike.after)
                 await anyio.sleep(strike.delay_s)
-                await self._strike(strike, lasting)
+                try:
+                    await self._strike(strike, lasting)
+                except TimeoutError:
+                    # A finding, so that the report shows the agent's log.
+                    self.responses.faults.append(f"{strike.kind} after {strike.after} answers: no process to strike")
 
     async def _strike(self, strike: Strike, lasting: anyio.abc.TaskGroup) -> None:
         match strike.kind:
