@@ -56,7 +56,7 @@ async def _run(plan: Plan, root: Path, server: PostgresqlServer | None) -> Repor
             clients = [
                 await opened.enter_async_context(client(setup.port, grpc_port, responses)) for _ in range(plan.clients)
             ]
-            killer = Killer(agent, model, clients, responses, server)
+            killer = Killer(agent, model, clients, responses, len(plan.messages), server)
             with anyio.move_on_after(longest_s(plan)) as bound:
                 await _send_and_strike(plan, clients, killer)
                 await _resend_all(plan, clients)

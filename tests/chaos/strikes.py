@@ -37,12 +37,13 @@ class StrikeRecord:
 
 @dataclass(slots=True)
 class Killer:
-    """Strikes an agent, its codex, its model, its clients and its PostgreSQL server."""
+    """Strikes an agent, its codex, its model, its clients and its PostgreSQL server, while they send `messages`."""
 
     agent: Supervised
     model: ScriptedModel
     clients: list[Client]
     responses: Responses
+    messages: int
     server: PostgresqlServer | None = None
     strike_log: list[StrikeRecord] = field(default_factory=list)
     start: float = field(default_factory=anyio.current_time)
@@ -84,24 +85,31 @@ class Killer:
     async def _agent(self) -> psutil.Process:
         return await eventually(lambda: self.agent.process)
 
-    async def _codex(self, age_s: float = 0.0) -> psutil.Process:
-        def old_enough() -> psutil.Process | None:
+    async def _codex(self, age_s: float = 0.0) -> psutil.Process | None:
+        """Wait for a codex; None once all messages are answered, because an agent without work restarts none."""
+
+        def old_enough() -> psutil.Process | bool:
             codex = self.agent.codex()
-            return codex if codex is not None and time.time() - codex.create_time() >= age_s else None
+            if codex is not None and time.time() - codex.create_time() >= age_s:
+                return codex
+            return len(self.responses.answers) == self.messages
 
-        return await eventually(old_enough)
+        found = await eventually(old_enough)
+        return found if isinstance(found, psutil.Process) else None
 
-    def _signal(self, strike: Strike, number: signal.Signals, *processes: psutil.Process) -> None:
-        for process in processes:
+    def _signal(self, strike: Strike, number: signal.Signals, *processes: psutil.Process | None) -> None:
+        found = [process for process in processes if process is not None]
+        for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        self._note(strike, f"{number.name} to {' and '.join(str(process.pid) for process in processes)}")
+        self._note(strike, f"{number.name} to {' and '.join(str(process.pid) for process in found) or 'no process'}")
 
-    async def _pause(self, strike: Strike, codex: psutil.Process) -> None:
+    async def _pause(self, strike: Strike, codex: psutil.Process | None) -> None:
         self._signal(strike, signal.SIGSTOP, codex)
         await anyio.sleep(strike.lasts_s)
-        with suppress(psutil.NoSuchProcess):
-            codex.send_signal(signal.SIGCONT)
+        if codex is not None:
+            with suppress(psutil.NoSuchProcess):
+                codex.send_signal(signal.SIGCONT)
 
     async def _outage(self, strike: Strike) -> None:
         self._note(strike, f"{strike.outage} for {strike.lasts_s:g} s")
