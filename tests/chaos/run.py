@@ -101,6 +101,6 @@ def _findings(killer: Killer, plan: Plan, histories: dict[str, str], listed: lis
         judge_database(database, plan),
         judge_list(plan, listed),
         judge_strikes(plan, killer.strike_log),
-        judge_exits(agent.exits),
+        judge_exits(agent.exits, postgresql=plan.postgresql),
         judge_log(setup.log.read_text(errors="replace")),
     )

@@ -131,6 +131,8 @@ def test_an_open_delivery_is_reported(tmp_path: Path) -> None:
 def test_an_agent_that_crashes_is_reported() -> None:
     assert list(judge_exits([-9, 3, -9, 0])) == []
     assert len(list(judge_exits([-9, 1, -9]))) == 2
+    assert len(list(judge_exits([-9, 2, 0]))) == 1
+    assert list(judge_exits([-9, 2, 0], postgresql=True)) == []
     assert list(judge_log("all is well")) == []
     assert len(list(judge_log("Traceback (most recent call last)"))) == 1
 

@@ -134,15 +134,16 @@ def judge_database(place: Path | str, plan: Plan) -> Iterator[str]:
         yield f"{len(tasks)} tasks for {len(deliveries)} messages"
 
 
-def judge_exits(exits: Sequence[int]) -> Iterator[str]:
+def judge_exits(exits: Sequence[int], *, postgresql: bool = False) -> Iterator[str]:
     """Yield unexpected exit codes of the agent.
 
-    Expected are SIGKILL, 3 if its codex was killed during the start, and 0 at the final stop.
+    Expected are SIGKILL, 3 if its codex was killed during the start, 2 if the PostgreSQL server was away then, and 0 at
+    the final stop.
     """
     *before, last = exits
     if last != 0:
         yield f"the agent was told to stop and ended with exit code {last}"
-    if unexpected := [code for code in before if code not in (-9, 3)]:
+    if unexpected := [code for code in before if code not in ((-9, 3, 2) if postgresql else (-9, 3))]:
         yield f"the agent ended by itself, with {unexpected}"
 
 
