@@ -42,14 +42,14 @@ test: test-setup .venv/dev  ## run the tests, except the slow ones and those wit
 	$(TESTS) -m "not slow and not alone and not with_exec and not postgresql" $(PARALLEL)
 
 test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the slow tests: all clients, most end-to-end tests, chaos, packaging, …
-	$(TESTS) -m "slow and not alone and not with_exec" $(PARALLEL)
+	$(TESTS) -m "slow and not alone and not with_exec and not postgresql" $(PARALLEL)
 	$(TESTS) -m "alone and not with_exec"
 
 test-exec: test-setup .venv/dev .venv-a2a-0.3/ready    ## run the end-to-end tests with codex exec
 	$(TESTS) -m "with_exec and not alone" $(PARALLEL)
 	$(TESTS) -m "with_exec and alone"
 
-test-postgresql: test-setup .venv/dev    ## run the storage tests and a chaos run with PostgreSQL (needs Debian's package postgresql)
+test-postgresql: test-setup .venv/dev    ## run the tests with PostgreSQL: storage, a chaos run (needs Debian's package postgresql)
 	$(TESTS) -m postgresql --numprocesses 2
 
 test-oldest: .venv/dev $(OLDEST)/ready      ## run the tests marked `versions` with the oldest codex
