@@ -45,14 +45,14 @@ test: test-setup .venv/dev  ## run the tests, except the slow ones and those wit
 	$(TESTS) -m "not slow and not alone and not with_exec and not postgresql" $(PARALLEL)
 
 test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the slow tests: all clients, most end-to-end tests, chaos, packaging, …
-	$(TESTS) -m "slow and not alone and not with_exec" $(PARALLEL)
+	$(TESTS) -m "slow and not alone and not with_exec and not postgresql" $(PARALLEL)
 	$(TESTS) -m "alone and not with_exec"
 
 test-exec: test-setup .venv/dev .venv-a2a-0.3/ready    ## run the end-to-end tests with codex exec
 	$(TESTS) -m "with_exec and not alone" $(PARALLEL)
 	$(TESTS) -m "with_exec and alone"
 
-test-postgresql: test-setup .venv/dev    ## run the storage tests with PostgreSQL (needs Debian's package postgresql)
+test-postgresql: test-setup .venv/dev    ## run the tests with PostgreSQL: storage, a chaos run (needs Debian's package postgresql)
 	$(TESTS) -m postgresql --numprocesses 2
 
 test-oldest: .venv/dev $(OLDEST)/ready      ## run the tests marked `versions` with the oldest codex
@@ -75,9 +75,9 @@ lint: .venv/dev
 types: .venv/dev
 	$(BIN)/mypy
 
-chaos: .venv/dev         ## kill and stop processes for minutes and check that no message is lost (SEED= MESSAGES= STRIKES=)
+chaos: .venv/dev         ## kill and stop processes for minutes and check that no message is lost (SEED= MESSAGES= STRIKES= DATABASE=postgresql)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
-		$(if $(STRIKES),--strikes $(STRIKES))
+		$(if $(STRIKES),--strikes $(STRIKES)) $(if $(DATABASE),--database $(DATABASE))
 
 chaos-platform: .venv/dev    ## the same on a platform with faults (SEED= MESSAGES= DEATHS=)
 	@$(BIN)/python -m tests.chaos.platform $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \

@@ -18,7 +18,7 @@ from a2a.types import AgentExtension
 from codex_workspace import __version__
 from codex_workspace.agent import Agent, agent_around, tracing
 from codex_workspace.cli.serve import ListeningPlace, announce, card_signer_of, listening, set_up_log, unless
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, StoreUnavailable
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import format_version
@@ -114,7 +114,7 @@ async def serve_codex(
     """Serve codex until the place's event is set, then let running turns end.
 
     Raises:
-        ConfigError: the database is damaged or newer.
+        ConfigError: the database is damaged or newer, or fails during the start.
         CodexCannotStart: codex is too old, or ends at once.
     """
     async with agent_around(launched, settings, provider) as agent:
@@ -180,8 +180,11 @@ async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOption
         ) as app,
     ):
         name = await unless(place.stop, hosted.begin)
-        if name is None or await unless(place.stop, app.resume) is None:
-            return
+        try:
+            if name is None or await unless(place.stop, app.resume) is None:
+                return
+        except StoreUnavailable as error:
+            raise ConfigError("DATABASE_URL: the database failed during the start; see the log, start again") from error
         async with (
             nullcontext() if place.grpc is None else app.grpc(place.grpc),
             serving(app.asgi, place.listener, settings.config.limits.slow_reader_s),

@@ -23,8 +23,11 @@ from codex_workspace.platform.activity_rows import DELEGATION, ECHO, IN_REPLY_TO
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
     ActivityRow,
+    PlatformBusy,
     PlatformError,
     PlatformRejected,
+    PlatformUnauthorized,
+    PlatformUnreachable,
     WorkspaceRemoved,
     parse_time,
 )
@@ -55,6 +58,9 @@ MAX_WAITING: Final = 100
 
 LOOK_BACK_PAGE: Final = 100
 MAX_PAGES: Final = 1000
+
+PAGE_FAILURES: Final = 5
+"""Failures in a row after which reading a later page is given up, and the pages before it are lost."""
 
 ROW_AGE_S: Final = 3600.0
 """How much older than the outbox message the row of a pushed message may be, by the platform's clock."""
@@ -173,12 +179,24 @@ async def look_back(
 
     Reading ends at `since` (seconds since 1970, the platform's clock), `since_s` seconds ago, or, with `only_newest`,
     with the page that has a matching row; at the latest after `MAX_PAGES`. `keep`: return only so many, the oldest.
+
+    Raises:
+        PlatformError: the first page cannot be read, or a later one after some tries.
     """
     found: deque[ActivityRow] = deque(maxlen=keep)
     seen = set[str]()
     before: str | None = None
+    failures = 0
     for _ in range(MAX_PAGES):
-        rows = await client.activity(before_ts=before, since_secs=since_s, limit=LOOK_BACK_PAGE)
+        try:
+            rows = await client.activity(before_ts=before, since_secs=since_s, limit=LOOK_BACK_PAGE)
+        except (PlatformBusy, PlatformUnauthorized, PlatformUnreachable) as error:
+            if not seen or failures == PAGE_FAILURES:
+                raise
+            await anyio.sleep(max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures), error.retry_after_s))
+            failures += 1
+            continue
+        failures = 0
         new = [row for row in reversed(rows) if row.id not in seen]
         found += filter(matches, new)
         if not rows or (only_newest and found) or parse_time(rows[0].created_at) < since:

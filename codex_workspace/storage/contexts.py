@@ -39,6 +39,7 @@ class ContextThreadId:
         """Return the digest of the instructions that the thread received last; None if it received none."""
         return await self._load("instructions")
 
+    @retry_until_stored
     async def _load(self, column: str) -> str | None:
         query = f"select {column} from contexts where owner = ? and context_id = ?"
         return await self.database.lookup(

@@ -240,7 +240,7 @@ class Database:
 
 
 def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, object, T]]:
-    """Retry a write until the database accepts it: for consequences of a message that was accepted already."""
+    """Retry a write, or a read, until the database accepts it: for what a message that was accepted already needs."""
 
     @wraps(write)
     async def retrying(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -293,6 +293,7 @@ class Deliveries:
 
         return await self._write(work)
 
+    @retry_until_stored
     async def count_restart(self, task_id: str) -> int:
         """Count an agent process that ended during a task's turn; return the new number."""
         current = "select restarts from task_restarts where task_id = ?"

@@ -1,6 +1,7 @@
-"""Run one chaos test: `python -m tests.chaos [--seed N] [--messages N] [--strikes N] [--folder F]`.
+"""Run one chaos test: `python -m tests.chaos [--seed N] [--messages N] [--strikes N] [--database D] [--folder F]`.
 
-The exit code is 1 if something was lost, duplicated or left over.
+Each message goes over JSON-RPC, HTTP+JSON or gRPC; another try can go over another. With `--database postgresql`, the
+run starts Debian's PostgreSQL and strikes it too. The exit code is 1 if something was lost, duplicated or left over.
 """
 
 import argparse
@@ -22,9 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the plan's; random by default")
     parser.add_argument("--messages", type=int, default=500)
     parser.add_argument("--strikes", type=int, default=100)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--folder", type=Path, help="where the agent works, empty and kept; a temporary one by default")
     options = parser.parse_args(arguments)
-    plan = make_plan(options.seed, options.messages, options.strikes)
+    plan = make_plan(options.seed, options.messages, options.strikes, postgresql=options.database == "postgresql")
     sys.stdout.write(f"seed {plan.seed}: {options.messages} messages, {options.strikes} strikes\n")
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:

@@ -10,12 +10,16 @@ from codex_workspace.devkit.script import ConnectionCut, Fault, HttpFault, Respo
 
 
 class SendMode(StrEnum):
-    """The JSON-RPC method that sends a message, of A2A 1.0 or 0.3."""
+    """How a message is sent: a JSON-RPC method of A2A 1.0 or 0.3, a path of HTTP+JSON, or a method of gRPC."""
 
     BLOCKING = "SendMessage"
     STREAMING = "SendStreamingMessage"
     OLD_BLOCKING = "message/send"
     OLD_STREAMING = "message/stream"
+    REST_BLOCKING = "/message:send"
+    REST_STREAMING = "/message:stream"
+    GRPC_BLOCKING = "gRPC SendMessage"
+    GRPC_STREAMING = "gRPC SendStreamingMessage"
 
 
 class MessageKind(StrEnum):
@@ -37,7 +41,8 @@ class StrikeKind(StrEnum):
     """The target and kind of a strike.
 
     codex, agent, both: SIGKILL. pause: codex gets SIGSTOP, and SIGCONT after a while. freeze: SIGSTOP for good. model:
-    every model call fails for a while. drop: a client's connection is closed during a request.
+    every model call fails for a while. drop: a client's connection is closed during a request. restart: the PostgreSQL
+    server is stopped for a while. disconnect: it ends all connections.
     """
 
     CODEX = "codex"
@@ -47,6 +52,8 @@ class StrikeKind(StrEnum):
     FREEZE = "freeze"
     MODEL = "model"
     DROP = "drop"
+    RESTART = "restart"
+    DISCONNECT = "disconnect"
 
 
 WEIGHTS: Final = {
@@ -59,6 +66,9 @@ WEIGHTS: Final = {
     StrikeKind.DROP: 3,
 }
 """A freeze takes as long as codex's timeouts; the others are short."""
+
+SERVER_WEIGHTS: Final = {StrikeKind.RESTART: 1, StrikeKind.DISCONNECT: 2}
+"""Added if the database is a server."""
 
 OUTAGES: Final[tuple[Fault, ...]] = (
     HttpFault(500, None, "down", None),
@@ -140,9 +150,10 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All messages and strikes of a run."""
+    """All messages and strikes of a run, and whether it uses PostgreSQL."""
 
     seed: int
+    postgresql: bool
     clients: int
     messages: tuple[Message, ...]
     strikes: tuple[Strike, ...]
@@ -166,19 +177,19 @@ class Plan:
         return [message for message in self.messages if message.client == client]
 
 
-def make_plan(seed: int, messages: int, strikes: int) -> Plan:
-    """Return the plan of a seed, always the same. With seven strikes or more, it contains every kind."""
+def make_plan(seed: int, messages: int, strikes: int, *, postgresql: bool = False) -> Plan:
+    """Return the plan of a seed, always the same. With nine strikes (seven with SQLite), it contains every kind."""
     rng = random.Random(seed)
     clients = 5 if messages < 100 else 8
     contexts = ["", *(f"context-{number}" for number in range(3 if messages < 100 else 11))]
-    kinds = [*StrikeKind, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, strikes - len(StrikeKind)))][
-        :strikes
-    ]
+    weights = WEIGHTS | SERVER_WEIGHTS if postgresql else WEIGHTS
+    kinds = [*weights, *rng.choices(list(weights), list(weights.values()), k=max(0, strikes - len(weights)))][:strikes]
     rng.shuffle(kinds)
     # No strike during the last tenth of the messages, so that the last strikes still find running turns.
     moments = sorted(rng.randrange(max(1, messages * 9 // 10)) for _ in kinds)
     return Plan(
         seed=seed,
+        postgresql=postgresql,
         clients=clients,
         messages=tuple(_message(rng, seed, number, number % clients, contexts) for number in range(messages)),
         strikes=tuple(_strike(rng, kind, after, clients) for kind, after in zip(kinds, moments, strict=True)),

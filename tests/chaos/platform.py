@@ -97,8 +97,13 @@ class PlatformRunner:
                 self.platform = platform
                 self.started.set()
                 await self.restart.wait()
-                self.platform, self.started, self.restart = None, anyio.Event(), anyio.Event()
+                self.restart = anyio.Event()
             await anyio.sleep(0.3)
+
+    def begin_restart(self) -> None:
+        """End the platform and start it again; from now on, `current` waits for the new one."""
+        self.platform, self.started = None, anyio.Event()
+        self.restart.set()
 
     async def current(self) -> StandInPlatform:
         """Wait for the platform and return it."""
@@ -135,7 +140,11 @@ class Report:
 
 
 def longest_s(plan: Plan) -> float:
-    """Return the time limit of a run."""
+    """Return the time limit of a run.
+
+    A run takes 0.5 s per message, also at four times the load that the machine has processors: the agent waits most of
+    the time, after requests that failed. Such pauses double, so a run can take twice as long by chance.
+    """
     return 60 + 1.5 * len(plan.messages) + 15 * len(plan.strikes)
 
 
@@ -204,7 +213,7 @@ async def _send_and_strike(plan: Plan, runner: PlatformRunner, agent: Supervised
 
 async def _strike(kind: str, runner: PlatformRunner, agent: Supervised) -> None:
     if kind == "platform":
-        runner.restart.set()
+        runner.begin_restart()
     elif agent.process is not None:
         agent.process.send_signal(signal.Signals[kind])
 

@@ -16,7 +16,7 @@ class ProtocolFault(Exception):
 
 
 class Unavailable(Exception):
-    """The agent returned a temporary JSON-RPC error."""
+    """The agent returned a temporary error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,17 @@ class TaskReader:
             case {"error": {"code": -32603 | -32000}}:
                 raise Unavailable(json.dumps(response))
             case {"result": dict(result)}:
-                self._result(result)
+                self.take_event(result)
             case _:
                 raise ProtocolFault(json.dumps(response))
 
-    def _result(self, result: JsonObject) -> None:
+    def take_event(self, result: JsonObject) -> None:
+        """Apply an event, as HTTP+JSON and gRPC send it without an envelope.
+
+        Raises:
+            Unavailable: it is a temporary error of HTTP+JSON.
+            ProtocolFault: it is another error, no event, or an event after the final state.
+        """
         if self.state in TERMINAL:
             raise ProtocolFault(f"behind the end of task {self.task_id}: {json.dumps(result)}")
         match _unwrapped(result):
@@ -72,6 +78,8 @@ class TaskReader:
                 self._status(status, rest.get("metadata"))
             case "artifact", {"artifact": dict(artifact), **rest}:
                 self._artifact(artifact, append=rest.get("append") is True)
+            case "error", {"code": 500}:
+                raise Unavailable(json.dumps(result))
             case _:
                 raise ProtocolFault(json.dumps(result))
 
@@ -107,6 +115,8 @@ def _unwrapped(result: JsonObject) -> tuple[str, JsonObject]:
             return "status", event
         case {"artifactUpdate": dict(event)}:
             return "artifact", event
+        case {"error": dict(error)}:
+            return "error", error
         case {"kind": "task" | "status-update" | "artifact-update" as kind}:
             return str(kind).removesuffix("-update"), result
         case _:

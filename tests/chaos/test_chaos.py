@@ -14,15 +14,22 @@ import pytest
 from tests.chaos.plan import make_plan
 from tests.chaos.run import run
 
-pytestmark = pytest.mark.slow
-
 MESSAGES = 30
-STRIKES = 8
+STRIKES = 9
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 async def test_every_message_is_answered_once(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     sys.stdout.write(f"make chaos SEED={seed} MESSAGES={MESSAGES} STRIKES={STRIKES}\n")
     report = await run(make_plan(seed, MESSAGES, STRIKES), tmp_path)
+    assert not report.wrong, str(report)
+
+
+@pytest.mark.postgresql
+async def test_every_message_is_answered_once_with_postgresql(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    sys.stdout.write(f"make chaos SEED={seed} MESSAGES={MESSAGES} STRIKES={STRIKES} DATABASE=postgresql\n")
+    report = await run(make_plan(seed, MESSAGES, STRIKES, postgresql=True), tmp_path)
     assert not report.wrong, str(report)

@@ -9,8 +9,9 @@ import pytest
 
 from codex_workspace.common.values import JsonObject
 from tests.chaos.plan import MessageKind, Plan, make_plan
-from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader
-from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_log
+from tests.chaos.strikes import StrikeRecord
+from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader, Unavailable
+from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_list, judge_log, judge_strikes
 
 PLAN = make_plan(1, 6, 0)
 FAILED = Answer("task", "failed", "", "The model refused.", "badRequest")
@@ -70,6 +71,19 @@ def test_a_message_without_an_answer_is_reported() -> None:
     assert "message 0003." in finding
 
 
+def test_a_message_that_was_not_sent_again_is_reported() -> None:
+    answers = answers_to(PLAN)
+    (finding,) = wrong(answers | {0: answers[0][:1]})
+    assert "1 answers" in finding
+
+
+def test_a_strike_that_did_not_happen_is_reported() -> None:
+    plan = make_plan(1, 6, 2)
+    done = [StrikeRecord(1.0, strike, "") for strike in plan.strikes]
+    assert list(judge_strikes(plan, done)) == []
+    assert list(judge_strikes(plan, done[1:])) == ["1 of 2 strikes happened"]
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -79,7 +93,7 @@ def test_a_message_without_an_answer_is_reported() -> None:
     ],
 )
 def test_an_unexpected_final_state_is_reported(end: Answer) -> None:
-    assert len(wrong(answers_to(PLAN) | {0: [end]})) == 1
+    assert len(wrong(answers_to(PLAN) | {0: [end, end]})) == 1
 
 
 def test_a_message_missing_doubled_or_misplaced_in_a_thread_is_reported() -> None:
@@ -117,8 +131,17 @@ def test_an_open_delivery_is_reported(tmp_path: Path) -> None:
 def test_an_agent_that_crashes_is_reported() -> None:
     assert list(judge_exits([-9, 3, -9, 0])) == []
     assert len(list(judge_exits([-9, 1, -9]))) == 2
+    assert len(list(judge_exits([-9, 2, 0]))) == 1
+    assert list(judge_exits([-9, 2, 0], postgresql=True)) == []
     assert list(judge_log("all is well")) == []
     assert len(list(judge_log("Traceback (most recent call last)"))) == 1
+
+
+def test_a_task_that_is_missing_doubled_or_too_many_in_the_list_is_reported() -> None:
+    expected = [f"task-{number}" for number in range(len(PLAN.messages) + len(PLAN.reviews))]
+    assert list(judge_list(PLAN, expected)) == []
+    for listed in (expected[1:], [*expected, "another"], [*expected[1:], expected[1]]):
+        assert len(list(judge_list(PLAN, listed))) == 1
 
 
 TASK: JsonObject = {"id": "t", "status": {"state": "TASK_STATE_WORKING"}}
@@ -139,6 +162,16 @@ OLD_EVENTS: list[JsonObject] = [
     {"kind": "artifact-update", **MORE},
     OLD_END,
 ]
+
+
+def test_events_without_an_envelope_are_read_too() -> None:
+    reader = TaskReader()
+    for event in NEW_EVENTS:
+        reader.take_event(event)
+    assert reader.answer == Answer("t", "completed", "one two", "", "")
+    for code, raised in ((500, Unavailable), (400, ProtocolFault)):
+        with pytest.raises(raised):
+            TaskReader().take_event({"error": {"code": code}})
 
 
 @pytest.mark.parametrize("events", [NEW_EVENTS, OLD_EVENTS])

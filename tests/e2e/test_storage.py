@@ -15,6 +15,7 @@ from subprocess import CompletedProcess
 import anyio
 import grpc.aio
 import httpx
+import psycopg
 import pytest
 from a2a.types import Task, TaskState, TaskStatus, a2a_pb2_grpc
 from a2a.utils.errors import InternalError
@@ -23,8 +24,10 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
 from codex_workspace.storage.database import PROBE_INTERVAL_S
 from codex_workspace.storage.schema import SCHEMA_VERSION
+from codex_workspace.storage.store import open_store
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Seen, peer, request, script
+from tests.support.postgresql import running_postgresql
 from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -226,6 +229,23 @@ def insert_working_tasks(setup: AgentSetup, count: int) -> None:
             row = task.id, "TASK_STATE_WORKING", task.SerializeToString()
             connection.execute("update one set id = ?, state = ?, body = ?", row)
             connection.execute("insert into tasks select * from one")
+
+
+# --- A PostgreSQL server ---
+
+
+@pytest.mark.postgresql
+async def test_a_database_that_fails_during_the_start_is_a_sentence(setup: AgentSetup) -> None:
+    with running_postgresql() as server:
+        url = server.create_database()
+        async with open_store(url):
+            pass
+        with psycopg.connect(url) as connection:
+            connection.execute("lock table deliveries in access exclusive mode")
+            error = await startup_error(
+                replace(setup, environment={"DATABASE_URL": f"{url}?options=-clock_timeout%3D1"})
+            )
+    assert "DATABASE_URL: the database failed during the start" in error
 
 
 # --- Old tasks ---

@@ -44,6 +44,11 @@ class PostgresqlServer:
         """Break all connections and stop the server."""
         self._run("pg_ctl", "stop", "--wait", "--mode=fast")
 
+    def disconnect(self) -> None:
+        """End all connections of clients."""
+        others = "backend_type = 'client backend' and pid <> pg_backend_pid()"
+        self.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}")
+
     def url(self, database: str) -> str:
         """Return the URL of a database."""
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
@@ -61,10 +66,15 @@ class PostgresqlServer:
 
     def _run(self, program: str, *options: str) -> None:
         """Run a program of the package; root runs it as the package's user, because a server refuses root."""
-        command = [str(self._programs / program), f"--pgdata={self._data}", *options]
-        owner = USER if os.geteuid() == 0 else None
-        done = subprocess.run(command, user=owner, cwd="/", capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        # Not by an option of subprocess: that would fork, which crashes beside the threads of a gRPC client.
+        owner = ["runuser", "-u", USER, "--"] if os.geteuid() == 0 else []
+        command = [*owner, str(self._programs / program), f"--pgdata={self._data}", *options]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        log = self._data / "log"
+        assert done.returncode == 0, (
+            f"{program} ended with {done.returncode}: {done.stdout}{done.stderr}"
+            f"{log.read_text()[-2000:] if log.exists() else ''}"
+        )
 
 
 @contextmanager

@@ -237,6 +237,7 @@ async def running_platform(
         ConfigError: the port is taken.
     """
     options, faults = options or StandInOptions(), faults or Faults()
+    logging.getLogger("uvicorn.error").addFilter(_is_no_lost_answer)
     store = PlatformStore(file)
     store.requeue_dispatched()
     with contextlib.closing(store), bind(host, port) as listener:
@@ -313,7 +314,6 @@ async def play(host: str, port: int, file: Path | None, mode: Mode, faults: str)
         ConfigError: a fault is unknown, or the port is taken.
     """
     shares = read_faults(faults)
-    logging.getLogger("uvicorn.error").addFilter(_is_no_lost_answer)
     options = StandInOptions(mode=mode, private_urls=True)
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (

@@ -15,6 +15,7 @@ from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform import reply_sender
 from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
+from codex_workspace.platform.client_types import PlatformError
 from codex_workspace.platform.reply_sender import ReplySender, look_back
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
@@ -154,3 +155,19 @@ async def test_look_back_reads_a_limited_number_of_pages(tmp_path: Path, monkeyp
         "http://platform.test", ME, WorkspaceToken(tmp_path / "token"), httpx.MockTransport(far)
     ) as api:
         assert [row.id for row in await look_back(api, lambda _row: True, keep=2)] == ["1", "2"]
+
+
+async def test_look_back_goes_on_at_a_page_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_sender, "FIRST_PAUSE_S", 0.001)
+    pages = [httpx.Response(200, json=[{"id": str(number), "created_at": "2026-08-01T00:00:00Z"}]) for number in "12"]
+    failures = [httpx.Response(503) for _ in range(reply_sender.PAGE_FAILURES + 1)]
+    far = Far([pages[0], *failures[1:], pages[1], failures[0], httpx.Response(200, json=[]), failures[0]])
+    async with open_platform_client(
+        "http://platform.test", ME, WorkspaceToken(tmp_path / "token"), httpx.MockTransport(far)
+    ) as api:
+        assert [row.id for row in await look_back(api, lambda _row: True)] == ["1", "2"]
+        with pytest.raises(PlatformError):
+            await look_back(api, lambda _row: True)
+        far.answers = [pages[0], *failures]
+        with pytest.raises(PlatformError):
+            await look_back(api, lambda _row: True)

@@ -70,6 +70,18 @@ async def test_a_server_that_is_gone_refuses_messages_until_it_is_back(
     assert await column(database, COUNTED) == ["of a", "of b"]
 
 
+async def test_the_turn_of_an_accepted_message_waits_until_the_server_is_back(server: PostgresqlServer) -> None:
+    async with open_store(server.create_database()) as store:
+        thread = store.context_thread("me", "context")
+        await thread.save("thread", "digest")
+        server.stop()
+        reads = thread.load(), thread.instructions(), store.deliveries.count_restart("task")
+        found = asyncio.gather(*reads)
+        await eventually(store.write_problem)
+        server.start()
+        assert [*await found] == ["thread", "digest", 1]
+
+
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many further commits are not confirmed: the connection breaks after the server has made them."""

@@ -495,6 +495,14 @@ async def test_each_fault_has_a_status_and_may_have_taken_effect(
     assert platform.faults.met[fault] == 1
 
 
+async def test_a_reply_that_is_lost_on_purpose_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_platform() as platform, workspace(platform) as api:
+        platform.faults.next_time(Fault.LOST, "/notify")
+        with pytest.raises(PlatformUnreachable):
+            await api.notify("hello")
+    assert "without completing response" not in caplog.text
+
+
 async def test_a_reply_may_be_delayed() -> None:
     async with running_platform() as platform, workspace(platform) as api:
         platform.faults.late_s = 0.05
