@@ -119,16 +119,16 @@ class Engine(Protocol):
         """The database's name for messages, without a password."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether agents on other machines can use the database, so that the connection that writes locks it."""
+
+    @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """The exceptions of the driver."""
+        """The exceptions of the driver, and of `connect_for_writing`."""
 
     @property
     def types(self) -> Mapping[str, str]:
         """The database's names of the types `blob` and `serial` (a number that the database assigns)."""
-
-    @property
-    def creation_lock(self) -> str:
-        """A statement that excludes others from creating the tables, until the end of the transaction."""
 
     @property
     def table_names(self) -> str:
@@ -136,6 +136,15 @@ class Engine(Protocol):
 
     def connect(self) -> Connection:
         """Open a connection for a thread of its own."""
+
+    def connect_for_writing(self) -> Connection:
+        """Open a connection that keeps other agents out while it is open; raises DatabaseTaken if there is one."""
+
+    def claim(self, connection: Connection) -> None:
+        """Record that this agent uses the database, so that an earlier one notices it."""
+
+    def holder(self) -> str | None:
+        """Return a description of the agent that keeps others out; None if there is none."""
 
     def connect_for_lookups(self) -> Connection | None:
         """Open a connection for look-ups by the event loop; None if they would have to wait for a server."""
@@ -150,14 +159,14 @@ def placeholders(values: Sequence[object]) -> str:
 
 
 class Database:
-    """An open database; use it in the event loop that opened it."""
+    """An open database; use it in the event loop that opened it. `writing` is its first connection that writes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, writing: Connection | None = None) -> None:
         self.engine: Final = engine
         self.is_closing = False
-        self._health = _Health(engine)
-        self._writer = _Writer(engine, self._health)
-        self._reader = _Reader(engine, self._health)
+        self._health = _Health()
+        self._writer = _Writer(engine, self._health, engine.connect_for_writing, writing)
+        self._reader = _Reader(engine, self._health, engine.connect)
         self._local = engine.connect_for_lookups()
 
     async def write(self, work: Work[T]) -> T:
@@ -247,20 +256,19 @@ def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutin
 
 
 def _probe(connection: Connection) -> None:
-    connection.change("delete from write_probe")
+    _clear_probe(connection)
     connection.change("insert into write_probe (id, filler) values (1, ?)", bytes(PROBE_BYTES))
 
 
 def _clear_probe(connection: Connection) -> None:
-    connection.change("delete from write_probe")
+    connection.change("delete from write_probe where id = 1")
 
 
 class _Health:
     """Why the database cannot be written to, from the first error until a write succeeds again. For all threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self) -> None:
         self.reason: str | None = None
-        self._engine = engine
         self._is_damaged = False
         self._probe_at = 0.0
 
@@ -324,11 +332,14 @@ class _Job(Generic[T]):
 class _ConnectionThread(ABC):
     """A thread with a connection of its own, which runs the submitted works."""
 
-    def __init__(self, engine: Engine, health: _Health, name: str) -> None:
+    def __init__(
+        self, engine: Engine, health: _Health, connect: Callable[[], Connection], connection: Connection | None = None
+    ) -> None:
         self._engine = engine
+        self._connect = connect
         self._health = health
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
+        self._connection = connection
         self._changed = threading.Condition()
         self._jobs: list[_Job[object]] = []
         self._running = 0
@@ -336,7 +347,9 @@ class _ConnectionThread(ABC):
         """When the waiting jobs are run, on the monotonic clock; None while there is none."""
         self.is_closing = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._work_until_closed, name=name, daemon=True).start()
+        threading.Thread(
+            target=self._work_until_closed, name=f"database{type(self).__name__.lower()}", daemon=True
+        ).start()
 
     @property
     def is_busy(self) -> bool:
@@ -398,7 +411,7 @@ class _ConnectionThread(ABC):
         for is_last in (False, True):
             try:
                 if self._connection is None:
-                    self._connection = self._engine.connect()
+                    self._connection = self._connect()
                 self._try(self._connection, jobs)
             except self._engine.errors as error:
                 failure = self._engine.judge(error)
@@ -452,9 +465,6 @@ class _ConnectionThread(ABC):
 class _Reader(_ConnectionThread):
     """Runs each work by itself."""
 
-    def __init__(self, engine: Engine, health: _Health) -> None:
-        super().__init__(engine, health, "database-reader")
-
     def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
         for job in jobs:
             self._run_one(connection, job)
@@ -462,9 +472,6 @@ class _Reader(_ConnectionThread):
 
 class _Writer(_ConnectionThread):
     """Runs all works that wait in one transaction, each behind a savepoint."""
-
-    def __init__(self, engine: Engine, health: _Health) -> None:
-        super().__init__(engine, health, "database-writer")
 
     def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
         try:

@@ -59,6 +59,11 @@ class PostgresqlServer:
         with psycopg.connect(self.url(USER), autocommit=True) as connection:
             connection.execute(sql.encode())
 
+    def select(self, sql: str) -> list[tuple[object, ...]]:
+        """Return the rows of a query of the administrator, about all databases."""
+        with psycopg.connect(self.url(USER)) as connection:
+            return connection.execute(sql.encode()).fetchall()
+
     def _run(self, program: str, *options: str) -> None:
         """Run a program of the package; root runs it as the package's user, because a server refuses root."""
         command = [str(self._programs / program), f"--pgdata={self._data}", *options]
