@@ -39,7 +39,7 @@ from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.runtimes.backend import Backend, BackendLifecycle, RecoveryPolicy, ThreadRegistry, ToolCaller
 from codex_workspace.storage.database import DatabaseFailed
 from codex_workspace.storage.retention import INTERVAL_S
-from codex_workspace.storage.store import Store, open_store
+from codex_workspace.storage.store import Store, open_store, wait_until_free
 from codex_workspace.tasks import files
 from codex_workspace.tasks.request import RequestReader
 from codex_workspace.tasks.scheduling import AdmissionControl, MidTurn
@@ -86,11 +86,10 @@ async def open_agent(
     Raises:
         ConfigError: as `open_launched` and `agent_around`.
     """
-    async with (
-        open_launched(settings, provider, env, url) as launched,
-        agent_around(launched, settings, provider) as agent,
-    ):
-        yield agent
+    async with open_launched(settings, provider, env, url) as launched:
+        await wait_until_free(settings.database_url.reveal())
+        async with agent_around(launched, settings, provider) as agent:
+            yield agent
 
 
 @asynccontextmanager
@@ -236,6 +235,7 @@ async def _backend(
 async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
     storage = settings.config.storage
     async with task_group() as tasks:
+        tasks.start_soon(store.keep_lock)
         tasks.start_soon(store.retention(storage.keep_days, storage.keep_tasks).run)
         tasks.start_soon(_prune_files, settings.workspace_dir, store, storage.keep_days)
         try:

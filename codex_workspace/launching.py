@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError
 from codex_workspace.common.files import lock_folder
-from codex_workspace.config.codex_toml import Managed, prepare_codex_home
+from codex_workspace.config.codex_toml import Managed, create_codex_home, prepare_codex_home
 from codex_workspace.config.environment import Secret, header_secrets, secrets_in_url, tokens_in, without_proxy_for
 from codex_workspace.config.loading import check_secrets, require_codex
 from codex_workspace.config.login import update_login
@@ -70,17 +70,18 @@ class Launched:
 async def open_launched(
     settings: Settings, provider: ChosenProvider, env: Mapping[str, str], url: str | None = None
 ) -> AsyncIterator[Launched]:
-    """Lock the state folder, prepare CODEX_HOME, and supervise codex while the block is open; nothing is started yet.
+    """Lock the state, prepare CODEX_HOME, and supervise codex while the block is open; nothing is started yet.
 
-    `url` is the agent's address; the error of a second agent with the same state folder contains it.
+    `url` is the agent's address; the error of a second agent with the same folders contains it.
 
     Raises:
-        ConfigError: another agent uses the folder, CODEX_HOME's config.toml is broken, or a folder cannot be written.
+        ConfigError: another agent uses a folder, CODEX_HOME's config.toml is broken, or a folder cannot be written.
         CodexCannotStart: there is no codex binary, or it cannot be run.
     """
     prepare_state(settings)
     check_secrets(settings, provider)
-    async with lock_folder(settings.state_dir, url):
+    create_codex_home(settings.codex_home)
+    async with lock_state(settings, url), lock_folder(settings.codex_home, url, "CODEX_HOME"):
         prepare_codex_home(settings, provider, _further_config(settings))
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
             update_login(settings.codex_home, provider.credential)
@@ -173,6 +174,21 @@ def prepare_state(settings: Settings) -> None:
             f"WORKSPACE_STATE_DIR: cannot create or write {error.filename}: {error.strerror}; "
             "set it to a writable directory"
         ) from error
+
+
+@asynccontextmanager
+async def lock_state(settings: Settings, url: str | None = None) -> AsyncIterator[None]:
+    """Lock the state folder and the SQLite file, which can be in another folder.
+
+    Raises:
+        ConfigError: another agent uses one of them.
+    """
+    file = sqlite_file(settings.database_url.reveal())
+    async with (
+        lock_folder(settings.state_dir, url),
+        lock_folder(file.resolve(), url, "DATABASE_URL") if file is not None and file.is_file() else nullcontext(),
+    ):
+        yield
 
 
 def _reject_emptied(file: Path, codex_home: Path) -> None:

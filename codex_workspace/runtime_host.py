@@ -92,7 +92,8 @@ class RuntimeHost:
                 await self._closing.wait()
         except Exception as error:
             if opened.done():
-                logger.exception("closing the agent failed")
+                logger.exception("the agent has ended")
+                report_wedge(str(error))
             else:
                 opened.set_exception(error)
         finally:

@@ -184,11 +184,13 @@ def check_workspace(facts: Facts) -> Finding:
 
 
 def check_lock(facts: Facts) -> Finding:
-    """Check whether an agent uses the state folder."""
-    folder = facts.settings.state_dir
-    with explained(f"cannot read the lock of {folder}"):
-        holder = lock_holder(folder)
-    return Finding("ok", f"no agent uses {folder}" if holder is None else f"an agent uses {folder}: {holder}")
+    """Check which agents use the state folder, CODEX_HOME and the database file."""
+    settings, found = facts.settings, list[str]()
+    for used in (settings.state_dir, settings.codex_home, sqlite_file(settings.database_url.reveal())):
+        with explained(f"cannot read the lock of {used}"):
+            if used is not None and (holder := lock_holder(used)) is not None:
+                found.append(f"an agent uses {used}: {holder}")
+    return Finding("ok", "\n".join(found) or f"no agent uses {settings.state_dir}")
 
 
 def check_schema(facts: Facts) -> Finding:
@@ -214,9 +216,10 @@ def check_database(facts: Facts) -> Finding:
         return Finding("ok", f"{file} (created at the first start)")
     try:
         engine.connect().close()
+        holder = engine.holder()
     except engine.errors as error:
         raise CheckFailed(f"cannot open {engine.name}: {' '.join(str(error).split())}") from error
-    return Finding("ok", engine.name)
+    return Finding("ok", engine.name if holder is None else f"{engine.name}; an agent uses it: {holder}")
 
 
 def check_port(facts: Facts) -> Finding:

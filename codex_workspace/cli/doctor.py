@@ -25,13 +25,12 @@ from codex_workspace.codex import sandbox
 from codex_workspace.codex.thread import ThreadOptions, probe_mcp_servers
 from codex_workspace.common.database_url import sqlite_file
 from codex_workspace.common.errors import AgentError, CodexCannotStart, CodexError, ConfigError
-from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.config.settings import Settings
-from codex_workspace.launching import is_exec, launch_of, thread_options
+from codex_workspace.launching import is_exec, launch_of, lock_state, thread_options
 from codex_workspace.protocol.jsonrpc import objects, text
 from codex_workspace.runtimes.launch import ASSUMED_WINDOW, UNKNOWN_MODEL, Launch
 from codex_workspace.storage.sqlite import set_aside
@@ -125,12 +124,12 @@ def set_database_aside(env: Mapping[str, str]) -> int:
         raise ConfigError("DATABASE_URL: only the file of a SQLite database can be set aside")
     if not settings.state_dir.is_dir():
         raise ConfigError(f"WORKSPACE_STATE_DIR: {settings.state_dir} does not exist, so there is nothing to set aside")
-    print(f"{file} is now {anyio.run(_set_aside, settings.state_dir, file)}; the next start creates a new one")
+    print(f"{file} is now {anyio.run(_set_aside, settings, file)}; the next start creates a new one")
     return 0
 
 
-async def _set_aside(folder: Path, file: Path) -> Path:
-    async with lock_folder(folder):
+async def _set_aside(settings: Settings, file: Path) -> Path:
+    async with lock_state(settings):
         return set_aside(file)
 
 

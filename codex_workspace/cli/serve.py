@@ -83,14 +83,20 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
         async with open_launched(settings, provider, env, place.url) as launched:
             if launched.codex is not None and not place.stop.is_set():
                 launched.codex.start_soon()
-            # In a thread, so that this one can talk to codex meanwhile.
-            importing = partial(
-                anyio.to_thread.run_sync, import_module, "codex_workspace.cli.server", abandon_on_cancel=True
-            )
-            if await unless(place.stop, importing) is not None:
+            await unless(place.stop, partial(_import_server, settings.database_url.reveal()))
+            if not place.stop.is_set():
                 from codex_workspace.cli.server import serve_codex
 
                 await serve_codex(settings, provider, launched, place, sign)
+
+
+async def _import_server(database_url: str) -> None:
+    """Import the server, and wait for the end of an earlier agent with the same database."""
+    # In a thread, so that this one can talk to codex meanwhile.
+    await anyio.to_thread.run_sync(import_module, "codex_workspace.cli.server", abandon_on_cancel=True)
+    from codex_workspace.storage.store import wait_until_free
+
+    await wait_until_free(database_url)
 
 
 def card_signer_of(settings: Settings) -> "Signer | None":

@@ -18,13 +18,13 @@ from a2a.types import AgentExtension
 from codex_workspace import __version__
 from codex_workspace.agent import Agent, agent_around, tracing
 from codex_workspace.cli.serve import ListeningPlace, announce, card_signer_of, listening, set_up_log, unless
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError, StoreUnavailable
-from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import format_version
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import OPERATOR, Settings
-from codex_workspace.launching import Launched, is_exec, prepare_state, secrets_of
+from codex_workspace.launching import Launched, is_exec, lock_state, prepare_state, secrets_of
 from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import Signer
 from codex_workspace.server.handler import IdempotentHandler
@@ -32,7 +32,7 @@ from codex_workspace.server.limits import LimitedHandler, StreamLimits
 from codex_workspace.server.push import PushService, open_push
 from codex_workspace.server.sockets import reachable
 from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
-from codex_workspace.storage.store import Store, open_store
+from codex_workspace.storage.store import Store, open_store, wait_until_free
 from codex_workspace.tasks.live_output import ITEMS
 from codex_workspace.tasks.parts import INPUT_MODES
 from codex_workspace.tasks.replies import USAGE
@@ -146,16 +146,24 @@ async def serve_other(settings: Settings, name: str) -> None:
     async with listening(settings) as place:
         options = server_options(settings, place, card_signer_of(settings))
         prepare_state(settings)
+        database_url = settings.database_url.reveal()
+        await unless(place.stop, partial(wait_until_free, database_url))
+        if place.stop.is_set():
+            return
         async with (
-            lock_folder(settings.state_dir, place.url),
+            lock_state(settings, place.url),
             tracing(settings, Redactor(secrets)) as tracer,
-            open_store(settings.database_url.reveal()) as store,
+            open_store(database_url) as store,
         ):
 
             async def begin() -> str:
                 return name
 
-            await _run(settings, ServedExecutor(executor, store, Telemetry(tracer=tracer), begin), options, place)
+            served = ServedExecutor(executor, store, Telemetry(tracer=tracer), begin)
+            async with task_group() as tasks:
+                tasks.start_soon(store.keep_lock)
+                await _run(settings, served, options, place)
+                tasks.cancel_scope.cancel()
 
 
 async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOptions, place: ListeningPlace) -> None:

@@ -29,6 +29,15 @@ class ConfigError(AgentError, RuntimeError):
     """The operator has to correct the configuration: the text names file, key and remedy. Exit code 2."""
 
 
+class DatabaseTaken(ConfigError):
+    """Another agent uses the database: `holder` describes it, or says when it did."""
+
+    def __init__(self, database: str, holder: str) -> None:
+        super().__init__(
+            f"DATABASE_URL: another agent uses the database {database} ({holder}); stop it, or set another one"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigLocation:
     """The file (or "environment") and the dotted key of a configured value; `error` puts both before a problem."""

@@ -1,4 +1,4 @@
-"""Bounded reading, atomic replacement, and locks of files (one agent per state folder)."""
+"""Bounded reading, atomic replacement, and locks of files (one agent per folder and database file)."""
 
 import fcntl
 import json
@@ -90,21 +90,22 @@ class Holder:
 
 
 @asynccontextmanager
-async def lock_folder(folder: Path, where: str | None = None) -> AsyncIterator[None]:
-    """Hold the lock of a folder; the kernel releases it when the process ends, and children do not inherit it.
+async def lock_folder(
+    folder: Path, where: str | None = None, setting: str = "WORKSPACE_STATE_DIR"
+) -> AsyncIterator[None]:
+    """Hold the lock of a folder, or of a file, that the environment variable `setting` names.
 
-    The lock file is emptied but not removed: removing it would release the lock of a process that has just opened it.
+    The kernel releases it when the process ends, and children do not inherit it. The lock file is emptied but not
+    removed: removing it would release the lock of a process that has just opened it.
 
     Raises:
         ConfigError: another process holds the lock, or the file system has no locks.
     """
-    descriptor = _open_lock(folder)
+    descriptor = _open_lock(folder, setting)
     try:
-        if not await _lock_in_time(descriptor, folder):
+        if not await _lock_in_time(descriptor, folder, setting):
             holder = _read_holder(descriptor) or UNKNOWN
-            raise ConfigError(
-                f"WORKSPACE_STATE_DIR: another agent uses {folder} ({holder}); stop it, or set another folder"
-            )
+            raise ConfigError(f"{setting}: another agent uses {folder} ({holder}); stop it, or set another one")
         _write_holder(descriptor, where)
         try:
             yield
@@ -115,9 +116,9 @@ async def lock_folder(folder: Path, where: str | None = None) -> AsyncIterator[N
 
 
 def lock_holder(folder: Path) -> Holder | str | None:
-    """Return the process that holds the lock, `UNKNOWN` if it is not known, None if the folder is not locked."""
+    """Return the process that holds the lock, `UNKNOWN` if it is not known, None if it is not locked."""
     try:
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(_lock_file(folder), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
@@ -153,17 +154,23 @@ def try_lock_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _open_lock(folder: Path) -> int:
+def _lock_file(folder: Path) -> Path:
+    """Return the lock file inside a folder, or beside a file."""
+    return folder.with_name(f"{folder.name}.lock") if folder.is_file() else folder / LOCK_NAME
+
+
+def _open_lock(folder: Path, setting: str) -> int:
+    file = _lock_file(folder)
     try:
-        return os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
-            f"WORKSPACE_STATE_DIR: {folder / LOCK_NAME} cannot be opened: {error.strerror}; "
-            "make the folder writable for this user, or set another folder"
+            f"{setting}: {file} cannot be opened: {error.strerror}; "
+            "make its folder writable for this user, or set another one"
         ) from error
 
 
-async def _lock_in_time(descriptor: int, folder: Path) -> bool:
+async def _lock_in_time(descriptor: int, folder: Path, setting: str) -> bool:
     try:
         for _ in range(round(LOCK_TIMEOUT_S / LOCK_INTERVAL_S)):
             if try_lock(descriptor):
@@ -171,7 +178,7 @@ async def _lock_in_time(descriptor: int, folder: Path) -> bool:
             await anyio.sleep(LOCK_INTERVAL_S)
     except OSError as error:
         raise ConfigError(
-            f"WORKSPACE_STATE_DIR: {folder} cannot be locked: {error.strerror}; use a folder on a local disk"
+            f"{setting}: {folder} cannot be locked: {error.strerror}; use a folder on a local disk"
         ) from error
     return False
 

@@ -255,6 +255,18 @@ def prepare_codex_home(settings: Settings, provider: ChosenProvider, further: Ma
     update_config(settings.codex_home, {**managed_config(settings, provider), **further})
 
 
+def create_codex_home(codex_home: Path) -> None:
+    """Create CODEX_HOME and its missing parents for this user alone; existing ones keep their mode.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    try:
+        _make_private(codex_home)
+    except OSError as error:
+        raise _unusable(codex_home, error) from error
+
+
 def update_config(codex_home: Path, managed: Managed) -> None:
     """Make `managed` the agent's keys in `codex_home`'s config.toml; write nothing if nothing changes.
 
@@ -272,13 +284,14 @@ def update_config(codex_home: Path, managed: Managed) -> None:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start + 1} is not UTF-8{UNCHANGED}") from error
     except OSError as error:
-        raise ConfigError(
-            f"{error.filename or codex_home}: cannot be used as part of CODEX_HOME ({error.strerror})"
-        ) from error
+        raise _unusable(codex_home, error) from error
+
+
+def _unusable(codex_home: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{error.filename or codex_home}: cannot be used as part of CODEX_HOME ({error.strerror})")
 
 
 def _make_private(folder: Path) -> None:
-    """Create `folder` and its missing parents for this user alone; existing ones keep their mode."""
     if not folder.parent.is_dir():
         _make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -23,6 +23,7 @@ import anyio
 
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.files import WatchedPaths
+from codex_workspace.storage.engine import Engine, Failure
 
 logger = logging.getLogger(__name__)
 
@@ -100,66 +101,23 @@ class Connection:
 Work = Callable[[Connection], T]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What an error of the driver means.
-
-    reason: why the database cannot store anything now; None if the statement itself failed.
-    is_lost: whether the connection is gone. is_damaged: whether the data is damaged, so that nothing more is written.
-    """
-
-    reason: str | None = None
-    is_lost: bool = False
-    is_damaged: bool = False
-
-
-class Engine(Protocol):
-    """A kind of database."""
-
-    @property
-    def name(self) -> str:
-        """The database's name for messages, without a password."""
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """The exceptions of the driver."""
-
-    @property
-    def types(self) -> Mapping[str, str]:
-        """The database's names of the types `blob` and `serial` (a number that the database assigns)."""
-
-    @property
-    def creation_lock(self) -> str:
-        """A statement that excludes others from creating the tables, until the end of the transaction."""
-
-    @property
-    def table_names(self) -> str:
-        """A query for the names of the tables."""
-
-    def connect(self) -> Connection:
-        """Open a connection for a thread of its own."""
-
-    def connect_for_lookups(self) -> Connection | None:
-        """Open a connection for look-ups by the event loop; None if they would have to wait for a server."""
-
-    def judge(self, error: Exception) -> Failure:
-        """Tell what an error of the driver means."""
-
-
 def placeholders(values: Sequence[object]) -> str:
     """Return the placeholders for `in (...)`; `null`, which no value equals, for no values."""
     return ", ".join("?" * len(values)) or "null"
 
 
 class Database:
-    """An open database; use it in the event loop that opened it. It writes only while `watched` has no problem."""
+    """An open database; use it in the event loop that opened it.
 
-    def __init__(self, engine: Engine, watched: WatchedPaths) -> None:
+    It writes only while `watched` has no problem. `writing` is its first connection that writes.
+    """
+
+    def __init__(self, engine: Engine, watched: WatchedPaths, writing: Connection | None = None) -> None:
         self.engine: Final = engine
         self.is_closing = False
         self._health = _Health(watched)
-        self._writer = _Writer(engine, self._health)
-        self._reader = _Reader(engine, self._health)
+        self._writer = _Writer(engine, self._health, engine.connect_for_writing, writing)
+        self._reader = _Reader(engine, self._health, engine.connect)
         self._local = engine.connect_for_lookups()
 
     async def write(self, work: Work[T]) -> T:
@@ -219,7 +177,7 @@ class Database:
             elif self._health.may_probe():
                 # Only a commit proves that there is space: a rolled back transaction never reaches the disk.
                 await self.write(_probe)
-                await self.write(lambda rows: rows.change("delete from write_probe"))
+                await self.write(_clear_probe)
                 self._health.recover()
         return self._health.reason
 
@@ -254,8 +212,12 @@ def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutin
 
 
 def _probe(connection: Connection) -> None:
-    connection.change("delete from write_probe")
+    _clear_probe(connection)
     connection.change("insert into write_probe (id, filler) values (1, ?)", bytes(PROBE_BYTES))
+
+
+def _clear_probe(connection: Connection) -> None:
+    connection.change("delete from write_probe where id = 1")
 
 
 class _Health:
@@ -329,11 +291,14 @@ class _Job(Generic[T]):
 class _ConnectionThread(ABC):
     """A thread with a connection of its own, which runs the submitted works."""
 
-    def __init__(self, engine: Engine, health: _Health, name: str) -> None:
+    def __init__(
+        self, engine: Engine, health: _Health, connect: Callable[[], Connection], connection: Connection | None = None
+    ) -> None:
         self._engine = engine
+        self._connect = connect
         self._health = health
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
+        self._connection = connection
         self._changed = threading.Condition()
         self._jobs: list[_Job[object]] = []
         self._running = 0
@@ -341,7 +306,9 @@ class _ConnectionThread(ABC):
         """When the waiting jobs are run, on the monotonic clock; None while there is none."""
         self.is_closing = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._work_until_closed, name=name, daemon=True).start()
+        threading.Thread(
+            target=self._work_until_closed, name=f"database{type(self).__name__.lower()}", daemon=True
+        ).start()
 
     @property
     def is_busy(self) -> bool:
@@ -403,7 +370,7 @@ class _ConnectionThread(ABC):
         for is_last in (False, True):
             try:
                 if self._connection is None:
-                    self._connection = self._engine.connect()
+                    self._connection = self._connect()
                 self._try(self._connection, jobs)
             except self._engine.errors as error:
                 failure = self._engine.judge(error)
@@ -457,9 +424,6 @@ class _ConnectionThread(ABC):
 class _Reader(_ConnectionThread):
     """Runs each work by itself."""
 
-    def __init__(self, engine: Engine, health: _Health) -> None:
-        super().__init__(engine, health, "database-reader")
-
     def _try(self, connection: Connection, jobs: Sequence[_Job[object]]) -> None:
         for job in jobs:
             self._run_one(connection, job)
@@ -467,9 +431,6 @@ class _Reader(_ConnectionThread):
 
 class _Writer(_ConnectionThread):
     """Runs all works that wait in one transaction, each behind a savepoint."""
-
-    def __init__(self, engine: Engine, health: _Health) -> None:
-        super().__init__(engine, health, "database-writer")
 
     def _run_jobs(self, jobs: Sequence[_Job[object]]) -> None:
         if (refusal := self._health.refusal()) is None:

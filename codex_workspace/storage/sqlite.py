@@ -14,7 +14,8 @@ from typing import ClassVar, Final
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import rename_with_side_files
-from codex_workspace.storage.database import Connection, Failure
+from codex_workspace.storage.database import Connection
+from codex_workspace.storage.engine import Failure
 from codex_workspace.storage.schema import SCHEMA_VERSION, TABLES, version_of
 
 BUSY_TIMEOUT_S: Final = 10.0
@@ -44,10 +45,9 @@ class SqliteEngine:
     """A SQLite file in WAL mode."""
 
     file: Path
+    is_shared: ClassVar = False
     errors: ClassVar = (sqlite3.Error,)
     types: ClassVar = {"blob": "BLOB", "serial": "INTEGER"}
-    # A transaction excludes other writers anyway.
-    creation_lock: ClassVar = "select 1"
     table_names: ClassVar = "select name from sqlite_master where type = 'table'"
 
     @property
@@ -68,6 +68,16 @@ class SqliteEngine:
         opened = self._open(0.0)
         opened.execute("PRAGMA query_only=ON")
         return _connection(opened)
+
+    def connect_for_writing(self) -> Connection:
+        """Open a connection; other agents are locked out by a lock file, see `launching.lock_state`."""
+        return self.connect()
+
+    def claim(self, connection: Connection) -> None:
+        """Do nothing: the kernel does not lose the lock of a file."""
+
+    def holder(self) -> None:
+        """Return None: see `connect_for_writing`."""
 
     def judge(self, error: Exception) -> Failure:
         """Tell what an error means, by SQLite's code."""

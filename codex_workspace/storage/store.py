@@ -4,19 +4,21 @@ A SQLite file in the state folder, or the database that DATABASE_URL names. Each
 who sees only their own rows.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
 import anyio
 
 from codex_workspace.common.database_url import sqlite_file, url_problem
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, DatabaseTaken, StoreUnavailable
 from codex_workspace.common.files import WatchedPaths
 from codex_workspace.storage.contexts import ContextThreadId, main_context
-from codex_workspace.storage.database import Database, Engine
+from codex_workspace.storage.database import Connection, Database, DatabaseFailed
 from codex_workspace.storage.deliveries import Deliveries
+from codex_workspace.storage.engine import Engine
 from codex_workspace.storage.memories import ConversationLog, Memories
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.push_configs import PushConfigs
@@ -24,6 +26,16 @@ from codex_workspace.storage.retention import Retention
 from codex_workspace.storage.schema import create_schema, require_known_version, version_of
 from codex_workspace.storage.sqlite import SqliteEngine, require_intact
 from codex_workspace.storage.tasks import TaskStore
+
+logger = logging.getLogger(__name__)
+
+TAKEOVER_S: Final = 30.0
+"""How long a new agent waits for the one that uses the database, which a rolling update is about to stop."""
+
+TAKEOVER_INTERVAL_S: Final = 0.5
+
+LOCK_CHECK_S: Final = 5.0
+"""An agent that has lost the lock of its database cannot write; within this time it takes it again, or ends."""
 
 
 class Store:
@@ -50,6 +62,21 @@ class Store:
     def retention(self, keep_days: float, keep_tasks: int) -> Retention:
         """Return the retention of old tasks."""
         return Retention(self._database, keep_days, keep_tasks)
+
+    async def keep_lock(self) -> None:
+        """Keep other agents out of a shared database, until cancelled.
+
+        Raises:
+            DatabaseTaken: one of them has taken it.
+        """
+        while self._database.engine.is_shared:
+            await anyio.sleep(LOCK_CHECK_S)
+            try:
+                await self._database.write(lambda _connection: None)
+            except (StoreUnavailable, DatabaseFailed) as error:
+                if isinstance(error.__cause__, DatabaseTaken):
+                    raise error.__cause__ from None
+                logger.debug("the database cannot be locked now: %s", error)
 
     async def write_problem(self) -> str | None:
         """Return why the database cannot be written to; None if no problem is known. Probes the database again."""
@@ -81,16 +108,38 @@ async def open_database(url: str, watched: Mapping[str, Path] | None = None) -> 
     """Open a database, create its tables if it is empty, and close it when the block ends.
 
     Raises:
-        ConfigError: as `open_store`.
+        ConfigError: as `open_store`, or another agent uses it.
     """
     engine = engine_of(url)
-    await anyio.to_thread.run_sync(_prepare, engine)
+    writing = await anyio.to_thread.run_sync(_prepare, engine)
     file = {"the database": engine.file} if isinstance(engine, SqliteEngine) else {}
-    database = Database(engine, WatchedPaths({**(watched or {}), **file}))
+    database = Database(engine, WatchedPaths({**(watched or {}), **file}), writing)
     try:
         yield database
     finally:
         await database.close()
+
+
+async def wait_until_free(url: str, timeout_s: float = TAKEOVER_S) -> None:
+    """Wait until no other agent uses the database; a SQLite file has a lock file instead.
+
+    Raises:
+        ConfigError: another agent still uses it after `timeout_s`, or it cannot be opened.
+    """
+    engine, end = engine_of(url), anyio.current_time() + timeout_s
+    is_reported = False
+    while engine.is_shared and (holder := await anyio.to_thread.run_sync(_holder, engine, abandon_on_cancel=True)):
+        if anyio.current_time() >= end:
+            raise DatabaseTaken(engine.name, holder)
+        if not is_reported:
+            logger.warning("another agent uses the database; waiting up to %g s for its end: %s", timeout_s, holder)
+        is_reported = True
+        await anyio.sleep(TAKEOVER_INTERVAL_S)
+
+
+def _holder(engine: Engine) -> str | None:
+    with _explained(engine):
+        return engine.holder()
 
 
 def engine_of(url: str) -> Engine:
@@ -113,23 +162,32 @@ def engine_of(url: str) -> Engine:
     return PostgresqlEngine(url)
 
 
-def _prepare(engine: Engine) -> None:
-    """Check a database, and create its tables if it is empty."""
+def _prepare(engine: Engine) -> Connection:
+    """Check a database, and create its tables if it is empty; return the connection that writes."""
     if isinstance(engine, SqliteEngine):
         require_intact(engine.file)
-    try:
-        connection = engine.connect()
+    with _explained(engine):
+        connection = engine.connect_for_writing()
         try:
-            # Another agent may create the tables at the same time.
             connection.begin()
-            connection.run(engine.creation_lock)
             version = version_of(connection, engine.table_names)
             require_known_version(version, engine.name)
             if version == 0:
                 create_schema(connection, engine.types)
+            engine.claim(connection)
             connection.run("commit")
-        finally:
+        except BaseException:
             connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def _explained(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseTaken:
+        raise
     except engine.errors as error:
         cause = " ".join(str(error).split())
         raise ConfigError(f"DATABASE_URL: the database {engine.name} cannot be opened: {cause}") from error

@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 import sys
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -180,6 +181,11 @@ KUBERNETES: Final = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "a
 KUBERNETES_VERSIONS: Final = ("1.30", "1.36")
 
 
+def kubernetes(kind: str) -> list[dict[str, Any]]:
+    """Return the objects of a kind in the manifest."""
+    return [each for each in KUBERNETES if each["kind"] == kind]
+
+
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_the_kubernetes_manifest_is_valid(version: str) -> None:
     wanted = "--kubernetes-version", version, "--strict"
@@ -191,7 +197,7 @@ def test_the_kubernetes_manifest_is_valid(version: str) -> None:
 
 
 def test_the_kubernetes_manifest_runs_one_agent_without_privileges() -> None:
-    (workload,) = [each for each in KUBERNETES if each["kind"] == "StatefulSet"]
+    (workload,) = kubernetes("StatefulSet")
     pod = workload["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert workload["spec"]["replicas"] == 1
@@ -205,12 +211,57 @@ def test_the_kubernetes_manifest_runs_one_agent_without_privileges() -> None:
     assert pod["automountServiceAccountToken"] is False
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    claimed = {claim["metadata"]["name"] for claim in workload["spec"]["volumeClaimTemplates"]}
-    assert claimed == {"state", "workspace"}
+    assert {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}} in pod["volumes"]
+
+
+def test_the_kubernetes_manifest_lets_only_one_pod_run() -> None:
+    """With claims from a template, each further pod would get folders of its own."""
+    (workload,) = kubernetes("StatefulSet")
+    assert "volumeClaimTemplates" not in workload["spec"]
+    claims = kubernetes("PersistentVolumeClaim")
+    assert all(claim["spec"]["accessModes"] == ["ReadWriteOncePod"] for claim in claims)
+    volumes = workload["spec"]["template"]["spec"]["volumes"]
+    claimed = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in volumes
+        if "persistentVolumeClaim" in volume
+    }
+    assert set(claimed) == {"state", "workspace"}
+    assert set(claimed.values()) == {claim["metadata"]["name"] for claim in claims}
+    (headless,) = [each for each in kubernetes("Service") if each["spec"].get("clusterIP") == "None"]
+    assert workload["spec"]["serviceName"] == headless["metadata"]["name"]
+
+
+def test_the_kubernetes_manifest_keeps_commands_from_the_metadata_service() -> None:
+    (policy,) = kubernetes("NetworkPolicy")
+    (workload,) = kubernetes("StatefulSet")
+    spec = policy["spec"]
+    assert spec["podSelector"]["matchLabels"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    (ingress,) = spec["ingress"]
+    assert [port["port"] for port in ingress["ports"]] == ["a2a"]
+    dns, internet = spec["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert [port["port"] for port in internet["ports"]] == [443]
+    inside = ("10.96.0.1", "192.168.1.1", "172.20.0.1")
+    for address in ("169.254.169.254", "169.254.170.2", "fd00:ec2::254", "fe80::1", *inside):
+        assert not is_reachable(internet["to"], address), address
+    for address in ("1.1.1.1", "2606:4700::1111"):
+        assert is_reachable(internet["to"], address), address
+
+
+def is_reachable(to: list[dict[str, Any]], address: str) -> bool:
+    """Return whether the rules of a NetworkPolicy permit connections to an address."""
+    at = ip_address(address)
+    return any(
+        at in ip_network(rule["ipBlock"]["cidr"])
+        and not any(at in ip_network(excepted) for excepted in rule["ipBlock"]["except"])
+        for rule in to
+    )
 
 
 def test_the_kubernetes_configuration_is_valid(tmp_path: Path) -> None:
-    (settings,) = [each for each in KUBERNETES if each["kind"] == "ConfigMap"]
+    (settings,) = kubernetes("ConfigMap")
     (tmp_path / "config.yaml").write_text(settings["data"]["config.yaml"])
     load_settings({"WORKSPACE_CONFIG_PATH": str(tmp_path), "HOME": str(tmp_path)}, cwd=tmp_path, root=tmp_path)
 

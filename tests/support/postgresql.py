@@ -64,6 +64,11 @@ class PostgresqlServer:
         with psycopg.connect(self.url(USER), autocommit=True) as connection:
             connection.execute(sql.encode())
 
+    def select(self, sql: str) -> list[tuple[object, ...]]:
+        """Return the rows of a query of the administrator, about all databases."""
+        with psycopg.connect(self.url(USER)) as connection:
+            return connection.execute(sql.encode()).fetchall()
+
     def _run(self, program: str, *options: str) -> None:
         """Run a program of the package; root runs it as the package's user, because a server refuses root."""
         # Not by an option of subprocess: that would fork, which crashes beside the threads of a gRPC client.

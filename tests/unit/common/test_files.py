@@ -134,6 +134,18 @@ async def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> Non
             pytest.fail("it is held")
 
 
+async def test_a_file_has_its_lock_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.sqlite3"
+    file.touch()
+    async with lock_folder(file, "here", "DATABASE_URL"), lock_folder(tmp_path):
+        assert (tmp_path / "a.sqlite3.lock").is_file()
+        assert isinstance(lock_holder(file), Holder)
+        with pytest.raises(ConfigError, match=r"^DATABASE_URL: another agent uses .*a\.sqlite3 \(pid "):
+            async with lock_folder(file, "here", "DATABASE_URL"):
+                pytest.fail("both hold it")
+    assert lock_holder(file) is None
+
+
 def test_a_removed_lock_file_is_not_held(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()

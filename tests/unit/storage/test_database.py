@@ -1,4 +1,7 @@
-"""Works share commits and keep their order, and one that fails takes no other with it; on both kinds of databases."""
+"""Works share commits and keep their order, and one that fails takes no other with it; on both kinds of databases.
+
+Covers `storage.engine`.
+"""
 
 import asyncio
 import time
