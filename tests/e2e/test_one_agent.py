@@ -2,8 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 
 import anyio
@@ -15,6 +15,7 @@ from a2a.types import TaskState
 
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent, spawn
 from tests.e2e.client import peer, script
+from tests.e2e.test_adapter import HOST, hosted_by, message, platform
 from tests.support.postgresql import PASSWORD, PostgresqlServer, running_postgresql
 from tests.support.waiting import HANG_S, eventually
 
@@ -143,6 +144,17 @@ async def test_an_agent_whose_lock_is_lost_goes_on(on_postgresql: AgentSetup, se
             assert (await http.get(f"{agent.url}readyz")).status_code == 200
 
 
+@asynccontextmanager
+async def taken(url: str, server: PostgresqlServer) -> AsyncIterator[None]:
+    """End the connection that locks a database, and hold its lock instead."""
+    async with await psycopg.AsyncConnection.connect(url, application_name="other") as other:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.execute, TAKE_LOCK.encode())
+            await eventually(lambda: server.select(WAITING))
+            server.execute(END_LOCK)
+        yield
+
+
 @pytest.mark.postgresql
 async def test_an_agent_whose_database_was_taken_ends_its_turns_and_itself(
     on_postgresql: AgentSetup, server: PostgresqlServer
@@ -150,17 +162,29 @@ async def test_an_agent_whose_database_was_taken_ends_its_turns_and_itself(
     async with running_agent(on_postgresql) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 777"}))
         (command,) = await eventually(lambda: agent.commands("777"))
-        url = on_postgresql.environment["DATABASE_URL"]
-        async with await psycopg.AsyncConnection.connect(url, application_name="other") as other:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(other.execute, TAKE_LOCK.encode())
-                await eventually(lambda: server.select(WAITING))
-                server.execute(END_LOCK)
+        async with taken(on_postgresql.environment["DATABASE_URL"], server):
             assert await agent.ended() == 2
         assert not command.is_running()
     error = on_postgresql.log.read_text().splitlines()[-1]
     assert "DATABASE_URL: another agent uses the database" in error
     assert "(other, server process " in error
+
+
+@pytest.mark.postgresql
+async def test_under_the_platforms_runtime_an_agent_whose_database_was_taken_is_wedged(
+    setup: AgentSetup, server: PostgresqlServer
+) -> None:
+    url = server.create_database()
+    async with running_agent(hosted_by("may", setup, DATABASE_URL=url), HOST) as agent, platform(agent) as host:
+        assert await host.reply("Hello") == "You said: Hello"
+        async with taken(url, server):
+
+            async def is_wedged() -> bool:
+                return "DATABASE_URL: another agent uses the database" in await host.wedge_reason()
+
+            await eventually(is_wedged)
+            assert "You said" not in str(await host.push(message("Hello again", "message-2")))
+            assert agent.process.is_running()
 
 
 @pytest.mark.postgresql
