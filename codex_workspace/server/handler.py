@@ -351,7 +351,14 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         if task_id is None and context_id is not None and self._may_answer(params.message, context):
             task_id = await asking_task(self._store.tasks, context_id, context)
         if task_id is not None:
-            context_id = await self._claim_question(task_id, params.message.message_id, context)
+            try:
+                context_id = await self._claim_question(task_id, params.message.message_id, context)
+            except UnsupportedOperationError:
+                # A concurrent request may have had the same message accepted.
+                with suppress(MessageIdReused):
+                    if known := await self._store.deliveries.find(_key(params, context), message_digest(params)):
+                        raise _AcceptedMeanwhile(known) from None
+                raise
         try:
             return await self._accept(context, params, task_id, context_id)
         except (A2AError, StoreUnavailable) as error:

@@ -123,6 +123,7 @@ class Job:
         self._services = services
         self._context = context
         self._is_resumed = RESUMED in context.call_context.state
+        self._is_opened = context.current_task is not None
         self._queue = event_queue
         has_live_output = ITEMS in context.call_context.requested_extensions
         live = LiveOutput(self.task_id, self.context_id) if has_live_output else None
@@ -165,11 +166,11 @@ class Job:
     async def blocked_by(self, asking: "Job") -> None:
         """End this task, because an earlier one asks a question; if the sender polls, only report it."""
         sentence, is_queued = asking.question_text(), self._joined is None
-        if self._is_polled:
-            await self._send([(self._reply.waits if is_queued else self._reply.notice)(sentence)])
-        else:
+        if not self._is_polled:
             state = TaskState.TASK_STATE_REJECTED if is_queued else TaskState.TASK_STATE_CANCELED
             self.stop(Outcome(state, f"{NOT_PROCESSED} {sentence}" if is_queued else sentence, code("questionOpen")))
+        elif self._is_opened:
+            await self._send([(self._reply.waits if is_queued else self._reply.notice)(sentence)])
 
     def question_text(self) -> str:
         """Return the open question and how to answer it, for the senders of other messages."""
@@ -213,8 +214,7 @@ class Job:
     @property
     def _is_polled(self) -> bool:
         """Whether no call waits for the task: its sender can leave it in the queue."""
-        configuration = self._context.configuration
-        return configuration is not None and configuration.return_immediately
+        return self._context.configuration is not None and self._context.configuration.return_immediately
 
     @property
     def _asking(self) -> "Job | None":
@@ -228,10 +228,11 @@ class Job:
         return message
 
     async def _work(self, telemetry: MessageTelemetry) -> None:
-        if self._context.current_task is None:
+        if not self._is_opened:
             opened = self._reply.opened(self._message)
             if self._is_polled and (asking := self._asking) is not None:
                 opened.status.CopyFrom(self._reply.waits(asking.question_text()).status)
+            self._is_opened = True
             await self._send([opened])
         delivery = self._delivery = await self._stored()
         if delivery.state in (DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED):
