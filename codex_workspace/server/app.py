@@ -195,15 +195,7 @@ async def build_app(
     """
     options = replace(options, push_notifications=push is not None)
     card = agent_card(options)
-    handler = handler_class(
-        executor,
-        store,
-        admission,
-        card,
-        one_main_context=options.one_main_context,
-        push=push,
-        identifies_callers=options.secured,
-    )
+    handler = handler_class(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
     front = LimitedHandler(handler, options.streams, card, extended_card(options), tracer)
     authenticator, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)

@@ -124,17 +124,10 @@ class IdempotentHandler(DefaultRequestHandler):
         *,
         one_main_context: bool,
         push: PushService | None = None,
-        identifies_callers: bool = False,
     ) -> None:
-        """`identifies_callers`: whether all calls from outside have the token of their principal."""
         self._answered = AnsweredQuestions()
         acceptor = _MessageAcceptor(
-            store,
-            admission,
-            self._answered,
-            one_main_context=one_main_context,
-            has_push=push is not None,
-            identifies_callers=identifies_callers,
+            store, admission, self._answered, card, one_main_context=one_main_context, has_push=push is not None
         )
         super().__init__(
             executor,
@@ -312,13 +305,13 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         store: Store,
         admission: AdmissionControl | None,
         answered: AnsweredQuestions,
+        card: AgentCard,
         *,
         one_main_context: bool,
         has_push: bool,
-        identifies_callers: bool,
     ) -> None:
         super().__init__()
-        self._identifies_callers = identifies_callers
+        self._has_tokens = bool(card.security_requirements)
         self._answered = answered
         self._has_push = has_push
         self._store = store
@@ -415,7 +408,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
 
         Callers without tokens may be strangers to each other, and so may the senders behind the agent's own calls.
         """
-        return self._identifies_callers and HEADERS in context.state and is_answer_word(message)
+        return self._has_tokens and HEADERS in context.state and is_answer_word(message)
 
     async def _claim_question(self, task_id: str, message_id: str, context: ServerCallContext) -> str:
         """Claim a task's question for a message; return the task's context ID."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,16 +101,10 @@ class Asks(AgentExecutor):
 
 
 @asynccontextmanager
-async def asking_handler(path: Path, *, identifies_callers: bool) -> AsyncIterator[tuple[IdempotentHandler, Store]]:
+async def asking_handler(path: Path, *, has_tokens: bool) -> AsyncIterator[tuple[IdempotentHandler, Store]]:
     async with open_store(f"sqlite:///{path / 'store.sqlite3'}") as store:
-        handler = IdempotentHandler(
-            Asks(),
-            store,
-            None,
-            agent_card(OPTIONS),
-            one_main_context=True,
-            identifies_callers=identifies_callers,
-        )
+        options = replace(OPTIONS, tokens={"alice": "wonderland"} if has_tokens else {})
+        handler = IdempotentHandler(Asks(), store, None, agent_card(options), one_main_context=True)
         yield handler, store
         await handler.aclose()
 
@@ -124,7 +119,7 @@ async def say(handler: IdempotentHandler, words: str, context_id: str = "ctx", *
 
 
 async def test_a_word_is_stored_as_the_answer_of_the_task_that_asks(tmp_path: Path) -> None:
-    async with asking_handler(tmp_path, identifies_callers=True) as (handler, store):
+    async with asking_handler(tmp_path, has_tokens=True) as (handler, store):
         asking = await say(handler, "hello")
         for _ in range(2):
             done = await say(handler, "yes", headers={})
@@ -135,17 +130,17 @@ async def test_a_word_is_stored_as_the_answer_of_the_task_that_asks(tmp_path: Pa
         assert stored.message.task_id == asking.id
 
 
-@pytest.mark.parametrize("identifies_callers", [False, True])
-async def test_a_word_of_an_unidentified_sender_is_a_new_message(tmp_path: Path, identifies_callers: bool) -> None:
+@pytest.mark.parametrize("has_tokens", [False, True])
+async def test_a_word_of_an_unidentified_sender_is_a_new_message(tmp_path: Path, has_tokens: bool) -> None:
     """Without tokens, or from the agent itself: the platform's messages have one principal, but many senders."""
-    async with asking_handler(tmp_path, identifies_callers=identifies_callers) as (handler, _):
+    async with asking_handler(tmp_path, has_tokens=has_tokens) as (handler, _):
         asking = await say(handler, "hello")
-        word = await (say(handler, "yes") if identifies_callers else say(handler, "yes", headers={}))
+        word = await (say(handler, "yes") if has_tokens else say(handler, "yes", headers={}))
         assert word.id != asking.id
 
 
 async def test_a_word_answers_only_the_one_question_of_its_context(tmp_path: Path) -> None:
-    async with asking_handler(tmp_path, identifies_callers=True) as (handler, _):
+    async with asking_handler(tmp_path, has_tokens=True) as (handler, _):
         asking = [await say(handler, "hello", "ctx"), await say(handler, "again", "ctx")]
         elsewhere = await say(handler, "hello", "elsewhere")
         assert (await say(handler, "yes", "ctx", headers={})).id not in [each.id for each in asking]
