@@ -39,10 +39,11 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from codex_workspace.common.a2a_terms import AWAITING_INPUT, OFFSET, TERMINAL, WORKING, AuthenticatedUser
+from codex_workspace.common.a2a_terms import HEADERS, OFFSET, TERMINAL, WORKING, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.server.limits import busy
 from codex_workspace.server.push import PushService
+from codex_workspace.server.questions import AnsweredQuestions, asking_task
 from codex_workspace.storage.deliveries import (
     ANSWERED_PROMPT,
     RECORDED,
@@ -55,6 +56,7 @@ from codex_workspace.storage.deliveries import (
 )
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, MAX_ID_CHARS
 from codex_workspace.storage.store import Store
+from codex_workspace.tasks.approval_answers import is_answer_word
 from codex_workspace.tasks.scheduling import AdmissionControl, QueueFull
 
 
@@ -110,41 +112,6 @@ TASK_APPEARS_WITHIN_S: Final = 5.0
 NOT_STORED: Final = "The agent was stopped during this task, and its message was not stored."
 
 
-MAX_REMEMBERED_TASKS: Final = 10_000
-"""How many tasks' last questions are remembered."""
-
-
-class AnsweredQuestions:
-    """Remembers the last answered question of each task, so that a second answer does not answer the next question.
-
-    A question is identified by its time, because the SDK removes its message from the status when it gets an answer.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[int, str]] = {}
-
-    def claim(self, task: Task, message_id: str) -> bool:
-        """Claim a task's question for a message; return False if another message answered it."""
-        asked_at = task.status.timestamp.ToNanoseconds()
-        known = self._last.pop(task.id, (0, ""))
-        is_new = known[0] != asked_at
-        # Inserted again, so that the first entry is the oldest.
-        self._last[task.id] = (asked_at, message_id) if is_new else known
-        if len(self._last) > MAX_REMEMBERED_TASKS:
-            del self._last[next(iter(self._last))]
-        return is_new or not asked_at or known[1] == message_id
-
-    def release(self, task_id: str, message_id: str) -> None:
-        """Release the question of a message that was rejected."""
-        if self._last.get(task_id, (0, ""))[1] == message_id:
-            del self._last[task_id]
-
-    def is_answered(self, task_id: str, status: TaskStatus) -> bool:
-        """Whether a status is an answered question; the task has not sent its next status yet."""
-        asked_at = status.timestamp.ToNanoseconds()
-        return status.state in AWAITING_INPUT and asked_at > 0 and self._last.get(task_id, (0, ""))[0] == asked_at
-
-
 class IdempotentHandler(DefaultRequestHandler):
     """Processes a message once, no matter how often it is sent."""
 
@@ -160,7 +127,7 @@ class IdempotentHandler(DefaultRequestHandler):
     ) -> None:
         self._answered = AnsweredQuestions()
         acceptor = _MessageAcceptor(
-            store, admission, self._answered, one_main_context=one_main_context, has_push=push is not None
+            store, admission, self._answered, card, one_main_context=one_main_context, has_push=push is not None
         )
         super().__init__(
             executor,
@@ -196,6 +163,8 @@ class IdempotentHandler(DefaultRequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Stream a message's answer; for a repeated message, join the first one's stream."""
+        # The reader of a stream waits, whatever its configuration says.
+        params.configuration.return_immediately = False
         known = await self._find_delivery(params, context)
         if known is None:
             try:
@@ -336,11 +305,13 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         store: Store,
         admission: AdmissionControl | None,
         answered: AnsweredQuestions,
+        card: AgentCard,
         *,
         one_main_context: bool,
         has_push: bool,
     ) -> None:
         super().__init__()
+        self._has_tokens = bool(card.security_requirements)
         self._answered = answered
         self._has_push = has_push
         self._store = store
@@ -370,8 +341,17 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         if isinstance(resumed, Delivery):
             return _request_context(context, params, resumed.task_id, resumed.context_id)
         self._check(params, context_id)
+        if task_id is None and context_id is not None and self._may_answer(params.message, context):
+            task_id = await asking_task(self._store.tasks, context_id, context)
         if task_id is not None:
-            context_id = await self._claim_question(task_id, params.message.message_id, context)
+            try:
+                context_id = await self._claim_question(task_id, params.message.message_id, context)
+            except UnsupportedOperationError:
+                # A concurrent request may have had the same message accepted.
+                with suppress(MessageIdReused):
+                    if known := await self._store.deliveries.find(_key(params, context), message_digest(params)):
+                        raise _AcceptedMeanwhile(known) from None
+                raise
         try:
             return await self._accept(context, params, task_id, context_id)
         except (A2AError, StoreUnavailable) as error:
@@ -393,9 +373,11 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         self, context: ServerCallContext, params: SendMessageRequest, task_id: str | None, context_id: str | None
     ) -> RequestContext:
         """Determine the message's task and context, reserve a slot, and store the message."""
-        is_answer, message_id = task_id is not None, params.message.message_id
+        is_answer, message_id, digest = task_id is not None, params.message.message_id, message_digest(params)
         if not is_answer and context_id is None and self._one_main_context:
             context_id = await self._store.main_context(context.user.user_name)
+        # The stored request of an answer has the task's ID, also if the message named the context only.
+        params.message.task_id = task_id or ""
         task_id, context_id = task_id or self._store.tasks.make_id(), context_id or str(uuid.uuid4())
         slot: AbstractContextManager[None] = nullcontext()
         # An answer to a question needs no place in the queue, because its task already has one.
@@ -403,13 +385,13 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
             slot = self._admission.enter(context.user.user_name, context_id, message_id or task_id)
         with slot:
             if message_id:
-                await self._store_message(params, context, task_id, context_id)
+                await self._store_message(params, digest, context, task_id, context_id)
         return _request_context(context, params, task_id, context_id)
 
     async def _store_message(
-        self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
+        self, params: SendMessageRequest, digest: bytes, context: ServerCallContext, task_id: str, context_id: str
     ) -> None:
-        key, digest, deliveries = _key(params, context), message_digest(params), self._store.deliveries
+        key, deliveries = _key(params, context), self._store.deliveries
         try:
             accepted = await deliveries.accept(key, params, digest, task_id, context_id)
             if accepted is not None:
@@ -420,6 +402,13 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
             raise InvalidParamsError(message=str(error)) from error
         assert known is not None
         raise _AcceptedMeanwhile(known)
+
+    def _may_answer(self, message: Message, context: ServerCallContext) -> bool:
+        """Whether a message without a task ID can answer the question of its context.
+
+        Callers without tokens may be strangers to each other, and so may the senders behind the agent's own calls.
+        """
+        return self._has_tokens and HEADERS in context.state and is_answer_word(message)
 
     async def _claim_question(self, task_id: str, message_id: str, context: ServerCallContext) -> str:
         """Claim a task's question for a message; return the task's context ID."""

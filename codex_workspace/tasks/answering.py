@@ -45,8 +45,8 @@ from codex_workspace.storage.deliveries import (
     message_digest,
 )
 from codex_workspace.tasks.approval_answers import (
-    BLOCKED,
     NO_ANSWER,
+    NOT_PROCESSED,
     QUESTION_LOST,
     TIMED_OUT,
     TOO_LATE,
@@ -123,6 +123,7 @@ class Job:
         self._services = services
         self._context = context
         self._is_resumed = RESUMED in context.call_context.state
+        self._is_opened = context.current_task is not None
         self._queue = event_queue
         has_live_output = ITEMS in context.call_context.requested_extensions
         live = LiveOutput(self.task_id, self.context_id) if has_live_output else None
@@ -162,10 +163,19 @@ class Job:
         elif self.turn is not None:
             self.turn.wake()
 
-    async def notify_blocked_by(self, asking: "Job") -> None:
-        """Send the notice that this task waits until a question of another task is answered."""
-        notice = self._reply.waits if self._joined is None else self._reply.notice
-        await self._send([notice(BLOCKED.format(task_id=asking.task_id))])
+    async def blocked_by(self, asking: "Job") -> None:
+        """End this task, because an earlier one asks a question; if the sender polls, only report it."""
+        sentence, is_queued = asking.question_text(), self._joined is None
+        if not self._is_polled:
+            state = TaskState.TASK_STATE_REJECTED if is_queued else TaskState.TASK_STATE_CANCELED
+            self.stop(Outcome(state, f"{NOT_PROCESSED} {sentence}" if is_queued else sentence, code("questionOpen")))
+        elif self._is_opened:
+            await self._send([(self._reply.waits if is_queued else self._reply.notice)(sentence)])
+
+    def question_text(self) -> str:
+        """Return the open question and how to answer it, for the senders of other messages."""
+        assert self._question is not None
+        return self._question.text_for_others(self.task_id, self._services.redactor)
 
     def stop(self, outcome: Outcome) -> None:
         """End the task with `outcome`: leave the queue, or interrupt the turn."""
@@ -202,14 +212,28 @@ class Job:
             self._idle.set()
 
     @property
+    def _is_polled(self) -> bool:
+        """Whether no call waits for the task: its sender can leave it in the queue."""
+        return self._context.configuration is not None and self._context.configuration.return_immediately
+
+    @property
+    def _asking(self) -> "Job | None":
+        """The earlier task of this context that asks a question."""
+        return next((job for job in self._services.jobs_before(self) if job.is_asking), None)
+
+    @property
     def _message(self) -> Message:
         message = self._context.message
         assert message is not None
         return message
 
     async def _work(self, telemetry: MessageTelemetry) -> None:
-        if self._context.current_task is None:
-            await self._send([self._reply.opened(self._message)])
+        if not self._is_opened:
+            opened = self._reply.opened(self._message)
+            if self._is_polled and (asking := self._asking) is not None:
+                opened.status.CopyFrom(self._reply.waits(asking.question_text()).status)
+            self._is_opened = True
+            await self._send([opened])
         delivery = self._delivery = await self._stored()
         if delivery.state in (DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED):
             self.ended = Task.FromString(delivery.ending)
@@ -261,7 +285,7 @@ class Job:
         if self._joined is None:
             return outcome
         addition = f"Task {self._joined.task_id} already received its text."
-        return replace(outcome, sentence=f"{outcome.sentence} {addition}".strip())
+        return replace(outcome, sentence=f"{addition} {outcome.sentence}".strip())
 
     async def _run(self, telemetry: MessageTelemetry) -> Task:
         services, task = self._services, self._context.current_task
@@ -273,9 +297,8 @@ class Job:
             request = self.request = await self._supersede(request)
         if self._is_resumed and task is not None and task.status.state in AWAITING_INPUT:
             await self._send([self._reply.notice(QUESTION_LOST)])
-        for other in services.jobs_before(self):
-            if other.is_asking:
-                await self.notify_blocked_by(other)
+        if not self._is_polled and (asking := self._asking) is not None:
+            await self.blocked_by(asking)
         async with AsyncExitStack() as stack:
             with telemetry.waiting():
                 # First the thread, then a slot: a message that waits for its thread must not occupy a slot.
@@ -404,8 +427,9 @@ class Job:
         asking = self._reply.asking(*question.prompt(self._services.redactor, unclear))
         question.prompt_id = asking.status.message.message_id
         await self._send([*self._reply.flush(anyio.current_time()), asking])
-        for other in self._services.jobs_after(self):
-            await other.notify_blocked_by(self)
+        if self._stop_outcome is None:
+            for other in self._services.jobs_after(self):
+                await other.blocked_by(self)
         self._services.admission.release_slot(self._slot)
         self._idle.set()
 
@@ -429,11 +453,13 @@ class Job:
         other = next((job for job in self._services.jobs_before(self) if job.turn and not job.is_asking), None)
         turn = other.turn if other is not None else None
         client_message_id = self._new_client_message_id()
+        # Before the text is sent: if the turn asks a question meanwhile, the message may be part of it.
+        self._joined = other
         if not (other and turn and turn.ended is None and await turn.steer(request.turn_input, client_message_id)):
+            self._joined = None
             return None
         await self._services.deliveries.mark_started(self._delivery.key, turn.thread_id, turn.turn_id)
         note = f"This message joined the running turn of task {other.task_id}; the answer is for both messages."
-        self._joined = other
         await self._send([self._reply.working(), self._reply.notice(note)])
         await other.over.wait()
         if other.ended is None:

@@ -44,6 +44,7 @@ from codex_workspace.runtimes.backend import PendingRequest, RunningTurn, text_i
 from codex_workspace.runtimes.convert import approval_data
 from codex_workspace.tasks.approval_prompts import approval_prompt
 from codex_workspace.tasks.replies import A2AEvent
+from codex_workspace.tasks.request import TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,9 @@ TIMED_OUT: Final = Declined()
 
 QUESTION_LOST: Final = "The agent restarted while it waited for an answer. It continues, and may ask again."
 BLOCKED: Final = (
-    "Task {task_id} in this context asks a question first. To answer it, send a message with taskId {task_id}."
+    "Task {task_id} in this context waits for an answer. To answer, send a message with taskId {task_id}.\n\n{prompt}"
 )
+NOT_PROCESSED: Final = "This message was not processed; send it again with a new messageId after the answer."
 NO_ANSWER: Final = "No answer within {timeout_s:g} s; treated as declined."
 TOO_LATE: Final = "This answer came too late: the task has no open question."
 OLD_QUESTION: Final = UnclearAnswer("This answers a question that is no longer open.")
@@ -116,6 +118,10 @@ class OpenQuestion:
         text = prompt if unclear is None else f"{unclear.sentence}\n\n{prompt}"
         return redactor(text), {"questionId": self.pending.id, **data}
 
+    def text_for_others(self, task_id: str, redactor: Redactor) -> str:
+        """Return the question, and how to answer it, for the senders of the context's other messages."""
+        return redactor(BLOCKED.format(task_id=task_id, prompt=approval_prompt(self.question)))
+
     def decide(self, answers: deque[ReceivedAnswer], now: float) -> Decision | UnclearAnswer | None:
         """Return what the next answer decides; None while there is no answer and time is left."""
         if not answers:
@@ -138,6 +144,15 @@ class OpenQuestion:
         if isinstance(decision, Declined) and decision.words:
             await turn.steer(text_input(decision.words))
         turn.answer(self.pending, response_to(self.question, decision))
+
+
+def is_answer_word(message: Message) -> bool:
+    """Whether a message is one of the documented words and nothing else, so that it can only be meant as an answer."""
+    if len(message.parts) != 1 or message.parts[0].filename or TURN in message.metadata:
+        return False
+    words = message.parts[0].text.strip()
+    no = _NO.fullmatch(words)
+    return no["words"] == "" if no is not None else any(each.fullmatch(words) for each in (_YES, _YES_FOR_SESSION))
 
 
 def parse_answer(question: Question, text: str, data: JsonObject | None) -> Decision | UnclearAnswer:

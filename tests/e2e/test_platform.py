@@ -6,6 +6,7 @@ Covers `cli.on_platform`.
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import pytest
@@ -20,6 +21,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.slow
 
 ME = "11111111-1111-4111-8111-111111111111"
+PEER = "22222222-2222-4222-8222-222222222222"
 
 
 def on_platform(setup: AgentSetup, url: str, **platform: object) -> AgentSetup:
@@ -43,6 +45,31 @@ async def test_a_pushed_message_is_answered_and_a_long_turn_is_acknowledged_firs
             await platform.until(lambda: platform.notifications(ME) == ["At last."])
             await platform.until(lambda: platform.workspace(ME).active_tasks == 0)
         assert platform.shown(ME) == ["Forty-two.", STILL_WORKING, "At last."]
+
+
+@pytest.mark.parametrize("delivery", ["poll", "push"])
+async def test_a_message_behind_a_question_is_kept_and_answered_later(
+    setup: AgentSetup, delivery: Literal["poll", "push"]
+) -> None:
+    asking = replace(setup, codex={"approval_policy": "on-request"})
+    file = setup.root / "outside.txt"
+    wish = script({"say": "I begin.", "run": "sleep 2"}, {"run": f"touch {file}", "escalate": True}, {"say": "Done."})
+    async with running_platform(options=StandInOptions(tells_secret=True)) as platform:
+        platform.add_workspace(ME, delivery=delivery)
+        platform.add_workspace(PEER, "peer's", "poll", name="peer")
+        async with running_agent(on_platform(asking, platform.url, answer_within_s=0.5)) as agent:
+            await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+            await platform.canvas_message(ME, wish)
+            await eventually(lambda: agent.commands("2"))
+            # This one waits in the queue when the question comes up.
+            await platform.peer_message(PEER, ME, "hello", "m-1")
+            await platform.until(lambda: any("touch" in each for each in platform.notifications(ME)))
+            await platform.canvas_message(ME, "yes")
+            await platform.until(lambda: platform.notifications(ME)[-1] == "Done.")
+            await platform.until(lambda: "hello" in str(platform.activity(PEER)))
+        assert "You said" in str(platform.activity(PEER))
+        assert len(platform.notifications(ME)) == 2
+        assert file.exists()
 
 
 @pytest.mark.alone

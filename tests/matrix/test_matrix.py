@@ -37,7 +37,7 @@ from tests.support.webhook_server import Received, webhook
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
-ASKING = TaskState.TASK_STATE_INPUT_REQUIRED
+ASKING, REJECTED = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_REJECTED
 
 WAYS = pytest.mark.parametrize("streaming", [False, True], ids=["blocking", "streaming"])
 
@@ -165,6 +165,19 @@ async def test_approval_by_data(scene: Scene) -> None:
     decision = {"questionId": seen.question["questionId"], "decision": "approve"}
     done = await answered(scene, seen, Part(data=ParseDict(decision, Value())), streaming=False)
     assert (done.state, exists(file)) == (COMPLETED, True)
+
+
+@WAYS
+async def test_context_answer(scene: Scene, streaming: bool) -> None:
+    file = outside(scene)
+    asked = await ask_for_approval(scene, file, streaming=streaming)
+    other, word = message("What is the time?"), message("yes")
+    other.message.context_id = word.message.context_id = asked.context_id
+    refused = await seen_of(scene.client.send(other, streaming=streaming))
+    assert (refused.state, f"taskId {asked.task_id}" in refused.sentence) == (REJECTED, True)
+    assert not exists(file)
+    assert (await seen_of(scene.client.send(word, streaming=streaming))).state == COMPLETED
+    assert exists(file)
 
 
 def user_messages(model: ScriptedModel) -> list[Said]:

@@ -6,6 +6,8 @@ import time
 from typing import Final
 
 import pytest
+from a2a.types import Message, Part
+from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +39,8 @@ from codex_workspace.protocol.server_requests import (
     UserQuestion,
     response_to,
 )
-from codex_workspace.tasks.approval_answers import UnclearAnswer, parse_answer
+from codex_workspace.tasks.approval_answers import UnclearAnswer, is_answer_word, parse_answer
+from codex_workspace.tasks.request import TURN
 
 COMMAND: Final = CommandQuestion("npm install", "/w", None)
 ONCE: Final = FormQuestion("srv", "Allow?", ToolApproval("t", None, {}, can_last=False))
@@ -135,6 +138,26 @@ def test_no_with_the_reason_that_the_model_receives(words: str, reason: str) -> 
 def test_unclear_answers_decide_nothing(words: str) -> None:
     understood = parse_answer(COMMAND, words, None)
     assert isinstance(understood, UnclearAnswer)
+
+
+@pytest.mark.parametrize("words", ["yes", " Yes, please. ", "OK", "yes, for this session", "acceptForSession"])
+def test_a_word_is_an_answer_without_a_task_id(words: str) -> None:
+    assert is_answer_word(Message(parts=[Part(text=words)]))
+    assert is_answer_word(Message(parts=[Part(text="No.")]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(Message(parts=[Part(text=words)]) for words in ("", "no, use make", "No idea", "yes, but", "1", "hello")),
+        *(Message(parts=parts) for parts in ([], [Part(text="yes"), Part(text="")], [Part(raw=b"yes")])),
+        Message(parts=[Part(text="yes", filename="answer.txt")]),
+        ParseDict({"parts": [{"text": "yes"}], "metadata": {TURN: {"midTurn": "queue"}}}, Message()),
+    ],
+    ids=repr,
+)
+def test_any_other_message_is_no_answer_without_a_task_id(message: Message) -> None:
+    assert not is_answer_word(message)
 
 
 YES_WORDS: Final = frozenset(("yes", "y", "ok", "okay", "approve", "allow", "accept", "approveforsession", "please"))
