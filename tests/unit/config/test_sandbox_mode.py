@@ -111,6 +111,7 @@ def test_a_broken_project_configuration_in_the_workspace_does_not_turn_the_sandb
         "bwrap: Creating new namespace failed, likely because the kernel does not support user namespaces.  bwrap must "
         "be installed setuid on such systems.",
         # … and without mounts, as with AppArmor.
+        "bwrap: Creating new namespace failed: Function not implemented",
         "bwrap: Failed to make / slave: Operation not permitted",
         "bwrap: Failed to make / slave: Permission denied",
         "bwrap: Failed to make / slave: Invalid argument",
