@@ -41,8 +41,9 @@ class CodexAdapter(BaseAdapter):
 
         Raises:
             ConfigError: a RuntimeError, as the runtime expects, that names file, key and remedy.
+            CodexCannotStart: it is not known whether the kernel allows codex's sandbox.
         """
-        self._host.configure(str(config.config_path), getattr(config, "heartbeat", None))
+        await self._host.configure(str(config.config_path), getattr(config, "heartbeat", None))
 
     async def create_executor(self, config: AdapterConfig) -> CodexAppServerExecutor:
         """Return the executor, with a codex that has started and can run commands.

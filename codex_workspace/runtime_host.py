@@ -57,15 +57,17 @@ class RuntimeHost:
         """Whether `configure` has succeeded."""
         return self._open is not None
 
-    def configure(self, config_path: str, heartbeat: object) -> None:
+    async def configure(self, config_path: str, heartbeat: object) -> None:
         """Read and check the configuration, and protect this process's environment from other processes.
 
         Raises:
             ConfigError: a RuntimeError that names file, key and remedy.
+            CodexCannotStart: as `load_settings`.
         """
         protect_from_inspection()
         env = {**os.environ, "WORKSPACE_CONFIG_PATH": config_path}
-        settings = load_settings(env)
+        # In a thread, because it may wait seconds for codex's sandbox, and the host serves meanwhile.
+        settings = await anyio.to_thread.run_sync(load_settings, env)
         provider = choose_provider(settings, env)
         self._open = lambda: _open_running(settings, provider, env, heartbeat)
 

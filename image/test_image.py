@@ -288,25 +288,27 @@ def documented_run(document: Path, option: str) -> list[str]:
     return shlex.split(printed.replace("\\\n", " "), comments=True)
 
 
-async def test_documented_docker_run_command_starts_the_agent(
-    model: ScriptedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hardened_options(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The options of the documented hardened command, with volumes of this test."""
     words = documented_run(ROOT / "docs" / "deployment.md", "--detach")
     assert words[:5] == ["docker", "run", "--detach", "--name", "codex-agent"]
-    # The same command, with volumes of this test.
     volumes = [name for name in words if name.startswith("codex-") and ":/" in name]
     mine = {name: f"{uuid.uuid4().hex[:8]}-{name}" for name in volumes}
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.setenv("A2A_TOKEN", TOKEN)
-    try:
-        options = [mine.get(word, word) for word in words[5:-1]]
-        async with started(options, {"OPENAI_BASE_URL": model.base_url}) as container:
-            await container.ready()
-            assert "it works" in output(await send_text(container, command("echo it works > ok.txt; cat ok.txt")))
-            assert (await container.inside("/app/start.sh", "doctor", user="")).returncode == 0
-    finally:
-        engine.run("volume", "rm", *(name.partition(":")[0] for name in mine.values()), check=False)
+    yield [mine.get(word, word) for word in words[5:-1]]
+    engine.run("volume", "rm", *(name.partition(":")[0] for name in mine.values()), check=False)
+
+
+async def test_documented_docker_run_command_starts_the_agent(
+    model: ScriptedModel, hardened_options: list[str]
+) -> None:
+    async with started(hardened_options, {"OPENAI_BASE_URL": model.base_url}) as container:
+        await container.ready()
+        assert "it works" in output(await send_text(container, command("echo it works > ok.txt; cat ok.txt")))
+        assert (await container.inside("/app/start.sh", "doctor", user="")).returncode == 0
 
 
 # --- The platform's runtime ---
@@ -452,6 +454,15 @@ async def test_blocked_sandbox_is_rejected_unless_the_container_is_the_sandbox(
         # The /proc files of a process that other processes cannot inspect belong to root.
         for process in await container.processes():
             assert (Path("/proc") / str(process.pid) / "environ").stat().st_uid == 0, process
+
+
+async def test_documented_docker_run_command_insists_on_codex_s_sandbox(
+    model: ScriptedModel, hardened_options: list[str], blocking: str
+) -> None:
+    options = [blocking if word.startswith("seccomp=") else word for word in hardened_options]
+    code, log = await run_to_exit(options, {"OPENAI_BASE_URL": model.base_url})
+    assert code == 3, log
+    assert "codex's sandbox (codex.sandbox: workspace-write) cannot work" in log
 
 
 @pytest.mark.parametrize("options", [(), ("--user", "1000"), HARDENED], ids=["default", "another user", "hardened"])

@@ -118,7 +118,8 @@ def set_database_aside(env: Mapping[str, str]) -> int:
     Raises:
         ConfigError: the file is neither, the database is not a SQLite file, or an agent uses it.
     """
-    settings = load_settings(env)
+    # Whether codex's sandbox works does not matter here.
+    settings = load_settings({**env, "SANDBOX_FALLBACK": ""})
     file = sqlite_file(settings.database_url.reveal())
     if file is None:
         raise ConfigError("DATABASE_URL: only the file of a SQLite database can be set aside")

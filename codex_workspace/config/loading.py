@@ -289,22 +289,20 @@ def _tokens(
 
 
 def _own_token(variables: Environment, tokens: Mapping[str, Secret], state: Path, new: NewToken) -> OwnToken | None:
-    """Return the agent's own token, if the operator has no other and the agent listens beyond loopback."""
-    if OPERATOR in tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST):
+    """Return the agent's own token, if there are no others and the agent listens beyond loopback."""
+    if tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST):
         if new == "always":
-            why = "A2A_TOKEN or A2A_ALLOW_ANONYMOUS is set, or A2A_HOST is a loopback address"
+            why = "A2A_TOKEN, A2A_ALLOW_ANONYMOUS or principals are set, or A2A_HOST is a loopback address"
             raise ConfigError(f"{ROTATE}: this agent uses no generated token, because {why}")
         return None
     own = None if new == "always" else OwnToken.read(state)
-    if new == "always" or (new == "if missing" and own is None and not tokens):
-        return OwnToken.generate()
-    if own is None and not tokens:
+    if own is None and new == "never":
         raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
             f"is missing, and A2A_HOST {quoted(variables.A2A_HOST)} is not a loopback address; set A2A_TOKEN or "
             "A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1, or start the agent on a terminal (docker run -it), where it "
             "generates a token"
         )
-    return own
+    return own or OwnToken.generate()
 
 
 def _metrics_token(env: Mapping[str, str], tokens: Mapping[str, Secret]) -> Secret | None:

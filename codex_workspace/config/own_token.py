@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.files import replace_file
+from codex_workspace.common.files import read_regular, replace_file
 from codex_workspace.config.environment import Secret
 
 FILE_NAME: Final = "operator-token.sha256"
@@ -45,8 +45,7 @@ class OwnToken:
         """
         file = state_dir / FILE_NAME
         try:
-            with file.open("rb") as stream:
-                content = stream.read(128)
+            content = read_regular(file, 128)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -106,8 +106,8 @@ class PeerEntry(Section):
 class CodexConfig(Section):
     """How codex runs. Times in seconds.
 
-    sandbox: The sandbox for commands; auto = workspace-write, or container in the image if the kernel forbids it;
-        container = the container is the sandbox, codex's own is off.
+    sandbox: The sandbox for commands; auto = workspace-write, or container in the image if the kernel forbids it and
+        neither hide_secrets nor approvals need it; container = the container is the sandbox, codex's own is off.
     approval_policy: When codex asks for approval. Under on-request and untrusted the sender of the task is asked.
     question_timeout_s: How long to wait for an answer; no answer counts as declined.
     conversations: The context of messages without one; main = the sender's main context, per-context = a new one.
@@ -350,7 +350,8 @@ class Settings:
     port: 0 = any free port.
     config: `codex.sandbox` is never `auto`; `sandbox_blocked` tells why codex's sandbox is off although it was.
     tokens: the principals' tokens by name; the one of A2A_TOKEN belongs to OPERATOR.
-    own_token: the operator's token that the agent has generated. Without it and `tokens`, no token is required.
+    own_token: the operator's token that the agent has generated, only without `tokens`. Without both, no token is
+        required.
     database_url: see `common.database_url`; a secret because it can contain a password.
     mcp: `mcp_servers` of config.yaml with the values of their variables.
     instructions, skills: the content of the files that config.yaml names.

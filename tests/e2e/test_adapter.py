@@ -413,3 +413,20 @@ async def test_invalid_configuration_is_a_runtime_error_with_a_sentence(tmp_path
     (tmp_path / "config.yaml").write_text("name: x\nruntime: langgraph\n")
     with pytest.raises(RuntimeError, match=r"config\.yaml.*runtime"):
         await Adapter().setup(AdapterConfig(model="x", config_path=str(tmp_path)))
+
+
+async def test_the_probe_of_codex_s_sandbox_does_not_block_the_host(
+    setup: AgentSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The probe ends when this loop, the host's, writes to the pipe.
+    pipe, codex = setup.root / "pipe", setup.root / "codex"
+    os.mkfifo(pipe)
+    codex.write_text(f"#!/bin/sh\nread word < {pipe}\n")
+    codex.chmod(0o700)
+    env = replace(setup, environment={"SANDBOX_FALLBACK": "container", "CODEX_BIN": str(codex)}).prepare()
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Adapter().setup, AdapterConfig(model="x", config_path=env["WORKSPACE_CONFIG_PATH"]))
+        await anyio.lowlevel.checkpoint()
+        await anyio.to_thread.run_sync(pipe.write_text, "go\n")

@@ -125,3 +125,5 @@ def test_a_compose_file_is_valid_and_grants_no_privileges(file: Path) -> None:
         assert service["user"] == "1000:1000"
         (profile,) = [each.partition("=")[2] for each in service["security_opt"] if each.startswith("seccomp=")]
         assert (file.parent / profile).resolve() == REPOSITORY / "deploy" / "seccomp.json"
+        # Codex's sandbox is a condition, also without `codex.sandbox`.
+        assert service["environment"]["SANDBOX_FALLBACK"] == ""

@@ -19,7 +19,14 @@ TOKEN = "token-0123456789abcdef"
 
 
 @pytest.mark.parametrize(
-    ("codex", "environment"), [({}, {}), ({"sandbox": "workspace-write"}, IMAGE), ({"hide_secrets": True}, IMAGE)]
+    ("codex", "environment"),
+    [
+        ({}, {}),
+        ({"sandbox": "auto"}, {"SANDBOX_FALLBACK": ""}),
+        ({"sandbox": "workspace-write"}, IMAGE),
+        ({"hide_secrets": True}, IMAGE),
+        ({"approval_policy": "on-request"}, IMAGE),
+    ],
 )
 def test_an_unavailable_sandbox_is_rejected_with_the_remedies(
     setup: AgentSetup, codex: dict[str, object], environment: dict[str, str]

@@ -1,6 +1,7 @@
 """The generated token: when a start has one, and what is stored of it."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,6 @@ def test_a_start_on_a_terminal_generates_a_token_and_stores_it_later(tmp_path: P
 def test_a_stored_token_is_used_with_and_without_a_terminal(tmp_path: Path, new: NewToken) -> None:
     token = stored(tmp_path)
     assert loaded(tmp_path, new).own_token == OwnToken(token.digest)
-    assert loaded(tmp_path, new, PRINCIPALS).own_token == OwnToken(token.digest)
 
 
 def test_rotation_replaces_a_stored_token(tmp_path: Path) -> None:
@@ -63,17 +63,21 @@ def test_rotation_replaces_a_stored_token(tmp_path: Path) -> None:
     assert loaded(tmp_path, "always").own_token is not None
 
 
-@pytest.mark.parametrize("other", [{"A2A_TOKEN": "t" * 20}, {"A2A_ALLOW_ANONYMOUS": "1"}, {"A2A_HOST": "localhost"}])
-def test_a_generated_token_is_not_used_beside_another_rule(tmp_path: Path, other: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("", {"A2A_TOKEN": "t" * 20}),
+        ("", {"A2A_ALLOW_ANONYMOUS": "1"}),
+        ("", {"A2A_HOST": "localhost"}),
+        (PRINCIPALS, {}),
+    ],
+)
+def test_a_generated_token_is_not_used_beside_another_rule(tmp_path: Path, text: str, other: dict[str, str]) -> None:
     stored(tmp_path)
-    assert loaded(tmp_path, "if missing", **other).own_token is None
+    for new in ("never", "if missing"):
+        assert loaded(tmp_path, new, text, **other).own_token is None
     with pytest.raises(ConfigError, match="--rotate-token: this agent uses no generated token, because"):
-        loaded(tmp_path, "always", **other)
-
-
-def test_principals_need_no_generated_token(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "if missing", PRINCIPALS).own_token is None
-    assert loaded(tmp_path, "always", PRINCIPALS).own_token is not None
+        loaded(tmp_path, "always", text, **other)
 
 
 @pytest.mark.parametrize("content", ["", "0" * 63, "0" * 65, "G" * 64, "0" * 64 + "\n\n", "0" * 5000])
@@ -89,3 +93,9 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
         loaded(tmp_path)
     with pytest.raises(ConfigError, match=f"{FILE_NAME}: cannot be written: Is a directory"):
         stored(tmp_path)
+
+
+def test_a_pipe_in_place_of_the_file_is_rejected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(ConfigError, match=f"{FILE_NAME}: cannot be read: it is a pipe or a device"):
+        loaded(tmp_path)
