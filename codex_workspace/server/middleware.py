@@ -44,7 +44,7 @@ from codex_workspace.server.limits import (
     rpc_error,
     too_many_requests,
 )
-from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_history_length, check_translatable
+from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_translatable, check_whole
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -409,10 +409,7 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams, max_par
     check_size(content, content, max_parts)
     # The path can start with a tenant.
     name = path.rpartition("/")[2]
-    if name == "tasks":
-        _check_query(query)
-    elif path.startswith("/v1/"):
-        check_history_length(query.get("historyLength"))
+    _check_query(query)
     match content:
         case dict() if name in ("message:send", "message:stream"):
             if path.startswith("/v1/"):
@@ -433,6 +430,7 @@ def _check_call(method: str, params: JsonValue, *, is_old: bool) -> None:
 
 
 def _check_query(query: QueryParams) -> None:
+    # The other methods' parameters are some of these.
     fields = _fields(ListTasksRequest.DESCRIPTOR)
     for name, value in query.items():
         if name in fields:
@@ -449,7 +447,7 @@ def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") 
             if name in fields:
                 if fields[name].is_repeated and not isinstance(given, list | None):
                     raise InvalidParamsError(message=f"{at}{name}: is not an array")
-                for each in given if isinstance(given, list) else [given]:
+                for each in given if fields[name].is_repeated and isinstance(given, list) else [given]:
                     _check_field(fields[name], each, f"{at}{name}")
 
 
@@ -461,8 +459,12 @@ def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
             raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is not one of {', '.join(names)}")
     elif message is not None and message.full_name == "google.protobuf.Struct" and not isinstance(value, dict | None):
         raise InvalidParamsError(message=f"{at}: is not an object")
+    elif message is not None and message.full_name == "google.protobuf.Timestamp" and not isinstance(value, str | None):
+        raise InvalidParamsError(message=f"{at}: is not a text")
     elif message is not None and not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
+    elif field.type == FieldDescriptor.TYPE_INT32:
+        check_whole(value, at)
     elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
         check_base64(value, at)
 
