@@ -1,24 +1,47 @@
 """The section `a2a` of config.yaml."""
 
+from ipaddress import IPv6Address
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from codex_workspace.config.validation import Items, Section, Text, matching, problem
+
+
+def host_of(name: str) -> str:
+    """Return a host name or address as browsers send it; raise ValueError for an invalid address."""
+    return f"[{IPv6Address(name.removeprefix('[').removesuffix(']'))}]" if ":" in name else name.lower()
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of a URL as browsers send it; raise ValueError for an invalid address or port."""
+    parts = urlsplit(url)
+    port = "" if parts.port in (None, {"http": 80, "https": 443}.get(parts.scheme)) else f":{parts.port}"
+    return f"{parts.scheme}://{host_of(parts.hostname or '')}{port}"
+
+
+def _check_host(name: str) -> str:
+    if host_of(name) in ("0.0.0.0", "[::]"):
+        raise problem("must name one host; with A2A_HOST=0.0.0.0, every address is accepted")
+    return name
+
 
 HostName = Annotated[
     str,
     matching(
-        r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?",
+        r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*|\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]",
         "a host name or an address without port, such as agent.example.com; with a token, every host is accepted",
     ),
+    AfterValidator(_check_host),
 ]
 Origin = Annotated[
     str,
     matching(
-        r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
+        r"[a-z][a-z0-9+.-]*://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
         "one origin in lower case without a path, such as https://app.example.com",
     ),
+    AfterValidator(origin_of),
 ]
 
 

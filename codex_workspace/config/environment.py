@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.files import read_config_file
 from codex_workspace.common.values import quoted
+from codex_workspace.config.a2a_server import origin_of
 from codex_workspace.config.validation import HttpUrl, Section, Text, problem, read_section
 
 IN_ENVIRONMENT = ConfigLocation("environment")
@@ -49,7 +50,7 @@ class Environment(Section):
     A2A_PORT: Port | None = None
     A2A_GRPC_PORT: Port | None = None
     A2A_ALLOW_ANONYMOUS: Flag = False
-    A2A_PUBLIC_URL: HttpUrl | None = None
+    A2A_PUBLIC_URL: Annotated[HttpUrl, AfterValidator(lambda url: origin_of(url) and url)] | None = None
     LOG_FORMAT: Annotated[Literal["text", "json"], BeforeValidator(str.lower)] = "text"
     LOG_LEVEL: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
     OTEL_EXPORTER_OTLP_ENDPOINT: HttpUrl | None = None

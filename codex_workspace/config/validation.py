@@ -195,6 +195,8 @@ def _problem(details: ErrorDetails, schema: JsonObject) -> str:
             return f"is missing; it must be {_allowed(schema)}"
         case "string_pattern_mismatch" | "string_too_long":
             return f"must be {_allowed(schema)}"
+        case "value_error":
+            return f"must be {_allowed(schema)}; the address or port is invalid"
         case _:
             return f"must be {_allowed(schema)}, but is {_actual(value, schema)}"
 

@@ -31,6 +31,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
+from codex_workspace.config.a2a_server import host_of, origin_of
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import Signer, Version, agent_card, extended_card
 from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
@@ -233,11 +234,12 @@ async def build_app(
 
 
 def _page_check(options: ServerOptions) -> PageCheck:
-    url = urlsplit(options.url)
-    names = {url.hostname or "", *options.hosts} - {""}
-    forms = "|".join((*LOOPBACK_HOSTS, *(ADDRESSES if names & WILDCARDS else ()), *map(_host_pattern, names)))
+    names = {urlsplit(options.url).hostname or "", *options.hosts} - {""}
+    # Other programs than browsers send an address as it is written.
+    patterns = map(_host_pattern, names | {host_of(name) for name in names})
+    forms = "|".join((*LOOPBACK_HOSTS, *(ADDRESSES if WILDCARDS & {*options.hosts} else ()), *patterns))
     pattern = re.compile(rf"(?:{forms})\.?(?::[0-9]{{1,5}})?", re.ASCII | re.IGNORECASE)
-    return PageCheck(pattern, frozenset({*options.origins, f"{url.scheme}://{url.netloc.lower()}"}))
+    return PageCheck(pattern, frozenset({*options.origins, origin_of(options.url)}))
 
 
 def _host_pattern(name: str) -> str:

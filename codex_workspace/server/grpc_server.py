@@ -23,6 +23,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from starlette.authentication import AuthenticationError
 
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.server.limits import BusyError, RateLimiter, check_parts, check_values
 from codex_workspace.server.middleware import (
     EXTENSION_HEADERS,
@@ -74,16 +75,17 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
 
         Raises:
             UnauthenticatedError: the token is missing or unknown.
-            ForbiddenError: no token is needed, and a web page may have sent the call.
+            ForbiddenError: no token is needed or shown, and a web page may have sent the call.
             BusyError: the principal's rate limit is exceeded.
             VersionNotSupportedError: the service does not support the client's version.
             InvalidParamsError: the request is no message.
         """
         headers = _headers(context)
         try:
-            if not self.authenticator.needs_token:
-                self.pages.check(None, headers.get("origin"))
             principal = self.authenticator.authenticate(headers)
+            if principal is None:
+                self.pages.check(None, headers.get("origin"), headers.get("sec-fetch-site"))
+                principal = OPERATOR
         except ForeignCaller as error:
             raise ForbiddenError(str(error)) from error
         except AuthenticationError as error:

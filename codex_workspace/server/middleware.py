@@ -44,7 +44,7 @@ from codex_workspace.server.limits import (
     rpc_error,
     too_many_requests,
 )
-from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_history_length, check_translatable
+from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_translatable, check_whole
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -90,7 +90,7 @@ INVALID: Final = "INVALID_ARGUMENT"
 class Authenticator:
     """Identifies principals by their tokens.
 
-    `tokens` are the tokens, or their SHA-256, by principal. If there are none, every request belongs to `OPERATOR`.
+    `tokens` are the tokens, or their SHA-256, by principal. If there are none, no token is needed.
     """
 
     def __init__(self, tokens: Mapping[str, str | bytes]) -> None:
@@ -106,10 +106,10 @@ class Authenticator:
         """Add a principal's token; if no token was needed before, none is needed now."""
         self._added[name] = _digest(token)
 
-    def authenticate(self, headers: Mapping[str, str]) -> str:
+    def authenticate(self, headers: Mapping[str, str]) -> str | None:
         """Return the principal of the token in the Authorization header, or else in the X-API-Key header.
 
-        `headers` are indexed by their lower-case names.
+        None if no token is needed, and none that is known is shown. `headers` are indexed by their lower-case names.
 
         Raises:
             AuthenticationError: the token is missing or unknown; the text is for the client.
@@ -125,7 +125,7 @@ class Authenticator:
         owners = [name for name, known in known_ones.items() if hmac.compare_digest(known, digest)]
         if self._digests and not owners:
             raise AuthenticationError("the token is unknown")
-        return owners[0] if owners else OPERATOR
+        return owners[0] if owners else None
 
 
 def _digest(token: str | bytes) -> bytes:
@@ -135,8 +135,8 @@ def _digest(token: str | bytes) -> bytes:
 class ForeignCaller(AuthenticationError):
     """A web page may have sent the request: it needs no token, but comes from another origin or to another host."""
 
-    def __init__(self, status: int, problem: str, key: str) -> None:
-        super().__init__(f"this agent has no token and {problem}; add it to {key}, or set A2A_TOKEN")
+    def __init__(self, status: int, problem: str, remedy: str) -> None:
+        super().__init__(f"this agent has no token and {problem}; {remedy}, or set A2A_TOKEN")
         self.status: Final = status
 
 
@@ -144,30 +144,35 @@ class ForeignCaller(AuthenticationError):
 class PageCheck:
     """Rejects requests that web pages send with the rights of their visitor, which is a danger if no token is needed.
 
-    A page can give its own host name any address (DNS rebinding), but its browser sends this name as the host.
+    A page can give its own host name any address (DNS rebinding), but its browser sends this name as the host. A GET
+    request whose answer the page cannot read has no origin, but the header Sec-Fetch-Site, and so has a link.
     """
 
     hosts: re.Pattern[str]
     origins: frozenset[str]
 
-    def check(self, host: str | None, origin: str | None) -> None:
-        """Check the Host and Origin headers; `host` is None if the transport does not tell it.
+    def check(self, host: str | None, origin: str | None, site: str | None) -> None:
+        """Check the headers Host, Origin and Sec-Fetch-Site; `host` is None if the transport does not tell it.
 
         Raises:
             ForeignCaller: the host is not this agent's, or the origin is neither allowed nor this host.
         """
         if host is not None and self.hosts.fullmatch(host) is None:
-            raise ForeignCaller(421, f"does not answer to the host name {quoted(host)}", "a2a.allowed_hosts")
+            problem = f"does not answer to the host name {quoted(host)}"
+            raise ForeignCaller(421, problem, "add it to a2a.allowed_hosts")
+        if origin is None and site in ("cross-site", "same-site"):
+            problem = "does not accept links and plain requests of other sites' pages"
+            raise ForeignCaller(403, problem, "enter the address in the browser")
         if origin is not None and origin not in self.origins and origin.partition("://")[2] != host:
             problem = f"does not accept requests of web pages from {quoted(origin)}"
-            raise ForeignCaller(403, problem, "a2a.allowed_origins")
+            raise ForeignCaller(403, problem, "add it to a2a.allowed_origins")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBackend(AuthenticationBackend):
     """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens.
 
-    Probes are public, and `pages` does not check them. It checks all other requests that need no token.
+    Probes are public, and `pages` does not check them. It checks all other requests that need and show no known token.
     """
 
     authenticator: Authenticator
@@ -186,12 +191,15 @@ class TokenBackend(AuthenticationBackend):
         path, headers = conn.scope["path"], conn.headers
         if path in self.probes:
             return None
-        authenticator = self.authenticators.get(path, self.authenticator)
-        if not authenticator.needs_token:
-            self.pages.check(headers.get("host", ""), headers.get("origin"))
-        if path in self.public_paths:
+        is_public, authenticator = path in self.public_paths, self.authenticators.get(path, self.authenticator)
+        if is_public and authenticator.needs_token:
             return None
-        return AuthCredentials(["authenticated"]), SimpleUser(authenticator.authenticate(headers))
+        principal = authenticator.authenticate(headers)
+        if principal is None:
+            # Of several origins, none is allowed.
+            origin = ", ".join(headers.getlist("origin")) if "origin" in headers else None
+            self.pages.check(headers.get("host", ""), origin, headers.get("sec-fetch-site"))
+        return None if is_public else (AuthCredentials(["authenticated"]), SimpleUser(principal or OPERATOR))
 
 
 def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
@@ -409,10 +417,7 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams, max_par
     check_size(content, content, max_parts)
     # The path can start with a tenant.
     name = path.rpartition("/")[2]
-    if name == "tasks":
-        _check_query(query)
-    elif path.startswith("/v1/"):
-        check_history_length(query.get("historyLength"))
+    _check_query(query)
     match content:
         case dict() if name in ("message:send", "message:stream"):
             if path.startswith("/v1/"):
@@ -433,6 +438,7 @@ def _check_call(method: str, params: JsonValue, *, is_old: bool) -> None:
 
 
 def _check_query(query: QueryParams) -> None:
+    # The other methods' parameters are some of these.
     fields = _fields(ListTasksRequest.DESCRIPTOR)
     for name, value in query.items():
         if name in fields:
@@ -449,7 +455,7 @@ def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") 
             if name in fields:
                 if fields[name].is_repeated and not isinstance(given, list | None):
                     raise InvalidParamsError(message=f"{at}{name}: is not an array")
-                for each in given if isinstance(given, list) else [given]:
+                for each in given if fields[name].is_repeated and isinstance(given, list) else [given]:
                     _check_field(fields[name], each, f"{at}{name}")
 
 
@@ -461,8 +467,12 @@ def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
             raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is not one of {', '.join(names)}")
     elif message is not None and message.full_name == "google.protobuf.Struct" and not isinstance(value, dict | None):
         raise InvalidParamsError(message=f"{at}: is not an object")
+    elif message is not None and message.full_name == "google.protobuf.Timestamp" and not isinstance(value, str | None):
+        raise InvalidParamsError(message=f"{at}: is not a text")
     elif message is not None and not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
+    elif field.type == FieldDescriptor.TYPE_INT32:
+        check_whole(value, at)
     elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
         check_base64(value, at)
 

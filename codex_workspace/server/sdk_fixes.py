@@ -72,7 +72,7 @@ def check_0_3_call(params: JsonValue) -> None:
         return
     for place in (params, params.get("configuration")):
         if isinstance(place, dict):
-            check_history_length(place.get("historyLength"))
+            check_whole(place.get("historyLength"), "historyLength")
     match params:
         case {"message": {"parts": list(parts)}}:
             for part in parts:
@@ -85,11 +85,11 @@ def check_0_3_call(params: JsonValue) -> None:
             pass
 
 
-def check_history_length(length: JsonValue) -> None:
-    """Check a history length of 0.3, which can be a text as well; the SDK fails on numbers that are no int32."""
-    digits = str(length).removesuffix(".0") if isinstance(length, int | float | str) else ""
+def check_whole(value: JsonValue, at: str) -> None:
+    """Check a number or its text at this place: the SDK's error repeats it, and 0.3 fails if it is no int32."""
+    digits = str(value).removesuffix(".0") if isinstance(value, int | float | str) else ""
     if digits and (re.fullmatch(r"[0-9]{1,10}", digits) is None or int(digits) >= 1 << 31):
-        raise InvalidParamsError(message=f"historyLength: {quoted(digits)} is not a whole number from 0 to 2147483647")
+        raise InvalidParamsError(message=f"{at}: {quoted(digits)} is not a whole number from 0 to 2147483647")
 
 
 def check_base64(text: str, at: str) -> None:

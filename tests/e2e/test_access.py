@@ -129,6 +129,22 @@ async def local_program(setup: AgentSetup) -> Cells:
         return await try_as_caller(agent, None, (None,))
 
 
+async def web_page(setup: AgentSetup) -> Cells:
+    """Try a page's scripts, a page whose host name has the agent's address (DNS rebinding), and images and links."""
+    pages = ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"})
+    paths = ("/.well-known/agent-card.json", "/tasks", "/metrics", "/transcript", "/extendedAgentCard")
+    async with running_agent(setup) as agent, httpx.AsyncClient(base_url=agent.url, timeout=HANG_S) as http:
+        for page in pages:
+            assert [(await http.get(path, headers=page)).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+            asked = [await http.get(path, headers=HEADERS | page) for path in paths]
+            # A page can send text without a preflight request.
+            sent = [HEADERS | page | {"Content-Type": kind} for kind in ("application/json", "text/plain")]
+            asked += [await http.post("/message:send", json={"message": MESSAGE}, headers=each) for each in sent]
+            assert {each.status_code for each in asked} <= {403, 421}, asked
+        assert (await http.get("/tasks", headers=HEADERS)).json()["tasks"] == []
+    return ["health only", "no", "no", "no", "no", "-"]
+
+
 def caller(token: str) -> Callable[[AgentSetup], Awaitable[Cells]]:
     async def probe(setup: AgentSetup) -> Cells:
         async with running_agent(secured(setup)) as agent:
@@ -216,6 +232,7 @@ async def mcp_server(setup: AgentSetup) -> Cells:
 PROBES: Final[Mapping[str, Callable[[AgentSetup], Awaitable[Cells]]]] = {
     "anyone who reaches the port, without a token": without_token,
     "a program on the agent's machine, if the agent has no token": local_program,
+    "a web page in a browser on this machine": web_page,
     "a principal, with a token of its own": caller(ADA),
     "the operator, with `A2A_TOKEN` or the generated token": caller(OPERATOR),
     "a monitor, with `METRICS_TOKEN`": caller(MONITOR),

@@ -81,6 +81,8 @@ async def answers(server: RunningServer, headers: Mapping[str, str]) -> dict[str
         ({"Host": "evil.example", "Origin": "http://evil.example"}, 421, "does not answer to the host name"),
         ({"Origin": "http://evil.example"}, 403, "does not accept requests of web pages from 'http://evil.example'"),
         ({"Origin": "null"}, 403, "add it to a2a.allowed_origins"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "does not accept links and plain requests of other sites' pages"),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}, 403, "enter the address in the browser"),
     ],
 )
 async def test_a_foreign_page_reaches_no_route(
@@ -179,6 +181,42 @@ async def test_a_page_of_the_same_origin_is_no_foreign_page(tmp_path: Path) -> N
             assert (await server.http.get("/tasks", headers=headers)).status_code == 403, origin
 
 
+@pytest.mark.parametrize("origins", [(APP, APP), (APP, "http://evil.example"), ("", APP)])
+async def test_several_origins_are_none_that_is_allowed(tmp_path: Path, origins: tuple[str, str]) -> None:
+    async with running_server(tmp_path, replace(OPTIONS, origins=(APP,))) as server:
+        headers = [*VERSION_HEADER.items(), *(("Origin", origin) for origin in origins)]
+        assert (await server.http.get("/tasks", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": APP},
+    ],
+)
+async def test_a_typed_address_the_own_page_and_an_allowed_page_are_answered(
+    tmp_path: Path, headers: Mapping[str, str]
+) -> None:
+    async with running_server(tmp_path, replace(OPTIONS, origins=(APP,))) as server:
+        assert (await server.http.get("/tasks", headers={**VERSION_HEADER, **headers})).status_code == 200
+
+
+async def test_addresses_and_ports_are_compared_in_the_form_of_browsers(tmp_path: Path) -> None:
+    url = "https://[FD00:0:0:0:0:0:0:2]:443/a2a"
+    async with running_server(tmp_path, replace(OPTIONS, hosts=("FD00:0:0:0:0:0:0:1",)), url=url) as server:
+        own = ("[fd00::1]:8000", "[FD00:0:0:0:0:0:0:1]", "[fd00::2]", "[fd00:0:0:0:0:0:0:2]:443")
+        assert {host: await status_for(server, host) for host in own} == dict.fromkeys(own, 200)
+        headers = {**VERSION_HEADER, "Host": "localhost", "Origin": "https://[fd00::2]"}
+        assert (await server.http.get("/tasks", headers=headers)).status_code == 200
+
+
+async def test_a_public_url_of_all_addresses_answers_to_no_others(tmp_path: Path) -> None:
+    async with running_server(tmp_path, url="http://0.0.0.0:8000/") as server:
+        assert await status_for(server, "10.0.0.1") == 421
+
+
 async def test_no_page_can_use_grpc(tmp_path: Path) -> None:
     """grpc.aio does not tell the :authority. No page can send unencrypted HTTP/2, whatever its host name is."""
     async with running_server(tmp_path) as server:
@@ -187,12 +225,27 @@ async def test_no_page_can_use_grpc(tmp_path: Path) -> None:
                 await server.grpc.SendMessage(request("m-1"), metadata=(("a2a-version", "1.0"), ("origin", origin)))
             assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
             assert "does not accept requests of web pages from" in str(refused.value.details())
-        port = int(str(server.options.grpc_url).rpartition(":")[2])
-        head = (
-            b"POST /lf.a2a.v1.A2AService/SendMessage HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/grpc\r\n"
-        )
-        assert not (await exchange(port, head + b"Content-Length: 5\r\n\r\n\0\0\0\0\0")).startswith(b"HTTP")
+        for site in ("cross-site", "same-site"):
+            with pytest.raises(grpc.aio.AioRpcError, match="other sites' pages"):
+                await server.grpc.ListTasks(ListTasksRequest(), metadata=(("sec-fetch-site", site),))
         assert server.executor.owners == []
+
+
+async def test_a_request_of_http_1_runs_nothing_over_grpc(tmp_path: Path) -> None:
+    """It is all that a page can send to that port."""
+    async with running_server(tmp_path) as server:
+        content = request("m-1").SerializeToString()
+        body = b"\0" + len(content).to_bytes(4) + content
+        head = f"Host: localhost\r\nContent-Type: application/grpc\r\nA2A-Version: 1.0\r\nContent-Length: {len(body)}"
+        for version in ("1.1", "1.0"):
+            line = f"POST /lf.a2a.v1.A2AService/SendMessage HTTP/{version}"
+            sent = f"{line}\r\n{head}\r\n\r\n".encode() + body
+            answer = await exchange(int(str(server.options.grpc_url).rpartition(":")[2]), sent)
+            assert not answer.startswith(b"HTTP")
+        assert server.executor.owners == []
+        # The same content does run as a call.
+        await server.grpc.SendMessage(request("m-1"), metadata=(("a2a-version", "1.0"),))
+        assert len(server.executor.owners) == 1
 
 
 # --- With a token ---
@@ -207,6 +260,21 @@ async def test_with_a_token_every_host_and_origin_is_accepted(tmp_path: Path) ->
         assert (await server.http.get("/metrics", headers={**foreign, **TOKEN})).status_code == 200
         metadata = (("a2a-version", "1.0"), ("origin", APP), ("authorization", "Bearer t0ken"))
         await server.grpc.ListTasks(ListTasksRequest(), metadata=metadata)
+
+
+async def test_a_known_token_that_is_not_needed_lifts_the_checks(tmp_path: Path) -> None:
+    """As that of the platform, whose requests may name any host."""
+    async with running_server(tmp_path) as server:
+        server.app.add_principal("platform", "p-token")
+        for token, status in (("p-token", 200), ("wrong", 421), ("p-token-longer", 421)):
+            for shown in ({"Authorization": f"Bearer {token}"}, {"X-API-Key": token}):
+                headers = {**VERSION_HEADER, "Host": "agent.svc", "Origin": APP, **shown}
+                for path in ("/tasks", "/.well-known/agent-card.json"):
+                    assert (await server.http.get(path, headers=headers)).status_code == status, (path, shown)
+        metadata = (("a2a-version", "1.0"), ("origin", APP))
+        await server.grpc.ListTasks(ListTasksRequest(), metadata=(*metadata, ("authorization", "Bearer p-token")))
+        with pytest.raises(grpc.aio.AioRpcError, match="does not accept requests of web pages from"):
+            await server.grpc.ListTasks(ListTasksRequest(), metadata=(*metadata, ("authorization", "Bearer wrong")))
 
 
 async def test_an_endpoint_with_a_token_of_its_own_accepts_every_host(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from google.protobuf.json_format import ParseDict
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.server.app import ServerOptions, build_app, serving
+from codex_workspace.server.app import Application, ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.limits import MAX_NESTING, MAX_VALUES, StreamLimits
 from codex_workspace.server.sockets import bind, bind_grpc
@@ -76,6 +76,7 @@ class RunningServer:
     http: httpx.AsyncClient
     channel: grpc.aio.Channel
     executor: Echo
+    app: Application
 
     @property
     def grpc(self) -> a2a_pb2_grpc.A2AServiceStub:
@@ -119,7 +120,7 @@ async def running_server(
                 httpx.AsyncClient(base_url=address, timeout=4) as http,
                 grpc.aio.insecure_channel(str(options.grpc_url)) as channel,
             ):
-                yield RunningServer(options, http, channel, executor)
+                yield RunningServer(options, http, channel, executor, app)
 
 
 def request(
@@ -693,9 +694,9 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         ("POST", "/message:send", {}, 400, "INVALID_PARAMS"),
         ("POST", "/message:send", [], 400, "INVALID_PARAMS"),
         ("GET", "/tasks?pageSize=0", None, 400, "INVALID_PARAMS"),
-        ("GET", "/tasks?pageSize=many", None, 400, "INVALID_REQUEST"),
-        ("GET", f"/tasks?pageSize={HUGE}", None, 400, "INVALID_REQUEST"),
-        ("GET", f"/tasks/x?historyLength={HUGE}", None, 400, "INVALID_REQUEST"),
+        ("GET", "/tasks?pageSize=many", None, 400, "INVALID_PARAMS"),
+        ("GET", f"/tasks?pageSize={HUGE}", None, 400, "INVALID_PARAMS"),
+        ("GET", f"/tasks/x?historyLength={HUGE}", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?status=77", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?includeArtifacts=maybe", None, 400, "INVALID_PARAMS"),
@@ -772,6 +773,46 @@ async def test_an_unreadable_body_is_a_client_error(tmp_path: Path, path: str, c
         answer = await server.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
         assert answer.json()["error"]["code"] == code, answer.text
         assert "Internal error; see" not in answer.text
+        assert server.executor.owners == []
+
+
+LONG: Final = (HUGE, int(HUGE[:4000]), [HUGE], {HUGE: 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/tasks", ("pageSize", "historyLength", "page_size")),
+        ("/a-tenant/tasks", ("pageSize",)),
+        ("/tasks/x", ("historyLength", "history_length")),
+        ("/tasks/x/pushNotificationConfigs", ("pageSize",)),
+        ("/v1/tasks/x", ("historyLength",)),
+    ],
+)
+async def test_an_error_does_not_repeat_a_long_query(tmp_path: Path, path: str, names: Sequence[str]) -> None:
+    async with running_server(tmp_path) as server:
+        for name in names:
+            answer = await server.http.get(f"{path}?{name}={HUGE}", headers={} if "v1" in path else VERSION_HEADER)
+            assert (answer.status_code, len(answer.text) < 500, name in answer.text) == (400, True, True), answer.text
+
+
+@pytest.mark.parametrize("value", LONG, ids=["digits", "integer", "array", "object"])
+async def test_an_error_does_not_repeat_a_long_value(tmp_path: Path, value: JsonValue) -> None:
+    """The SDK's own errors do, for every value that is not of a field's type."""
+    async with running_server(tmp_path) as server:
+        message: JsonObject = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+        body: JsonObject = {"message": message, "configuration": {"historyLength": value}}
+        calls: list[tuple[str, JsonObject]] = [
+            ("SendMessage", body),
+            ("GetTask", {"id": "x", "historyLength": value}),
+            ("ListTasks", {"pageSize": value}),
+            ("ListTasks", {"statusTimestampAfter": value}),
+        ]
+        for method, params in calls:
+            said = json.dumps((await rpc(server, method, params, **VERSION_HEADER))["error"])
+            assert ("-32602" in said, len(said) < 500) == (True, True), said
+        answer = await server.http.post("/message:send", json=body, headers=VERSION_HEADER)
+        assert (answer.status_code, len(answer.text) < 500) == (400, True), answer.text
         assert server.executor.owners == []
 
 

@@ -596,6 +596,12 @@ BAD: Final[Mapping[str, Bad]] = {
         A2A_ALLOW_ANONYMOUS="maybe",
     ),
     "a flag of one letter": _variable("OTEL_SDK_DISABLED", "must be one of 1, true,", OTEL_SDK_DISABLED="t"),
+    "a public address with a port that does not exist": _variable(
+        "A2A_PUBLIC_URL", "the address or port is invalid", A2A_PUBLIC_URL="http://agent:99999/"
+    ),
+    "a public address of half a bracket": _variable(
+        "A2A_PUBLIC_URL", "the address or port is invalid", A2A_PUBLIC_URL="http://[fd00::1/"
+    ),
     "a public address without a scheme": _variable("A2A_PUBLIC_URL", "must be an http://", A2A_PUBLIC_URL="agent:80"),
     "a model of two lines": _variable("MODEL", "must be one line of text, not blank", MODEL="gpt\n-5"),
     "a provider as MODEL": _variable("MODEL", "openai is a provider, not a model", MODEL="openai"),

@@ -458,11 +458,22 @@ def test_principals_that_are_wrong_are_refused_in_one_sentence(
             for host in ("*", "agent:8000", "http://agent", "*.example.com", "", "a b", "[::1]:80", "a..b", "agent.")
         ),
         *(
+            (f"allowed_hosts: ['{host}']", "a2a.allowed_hosts[0]: must be a host name or an address without port")
+            for host in ("[fd00::1", "fd00::1]", "[10.0.0.1]", "1:2", "fd00:::1", "12345::1")
+        ),
+        *(
+            (f"allowed_hosts: ['{host}']", "a2a.allowed_hosts[0]: must name one host; with A2A_HOST=0.0.0.0, every")
+            for host in ("0.0.0.0", "::", "[::]", "0:0:0:0:0:0:0:0")
+        ),
+        *(
             (
                 f"allowed_origins: ['{origin}']",
                 "a2a.allowed_origins[0]: must be one origin in lower case without a path",
             )
-            for origin in ("*", "null", "https://A.example", "https://a.example/", "a.example", "https://*.a.example")
+            for origin in (
+                *("*", "null", "https://A.example", "https://a.example/", "a.example", "https://*.a.example"),
+                *("http://a:99999", "https://..", "https://a..b", "http://[fd00:::1]", "http://[fd00::1", "https://."),
+            )
         ),
     ],
 )
@@ -473,11 +484,25 @@ def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a:
 
 
 def test_hosts_and_origins_can_be_allowed(machine: Machine) -> None:
-    hosts = ("agent", "Agent_2.example.com", "10.0.0.1", "fd00::1", "[fd00::1]", "0.0.0.0")
+    hosts = ("agent", "Agent_2.example.com", "10.0.0.1", "fd00::1", "[fd00::1]")
     origins = ("https://app.example.com", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abc")
     listed = json.dumps({"allowed_hosts": hosts, "allowed_origins": origins})
     a2a = machine.load(GOOD + f"a2a: {listed}\n").config.a2a
     assert (a2a.allowed_hosts, a2a.allowed_origins) == (hosts, origins)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("https://b.example:443", "https://b.example"),
+        ("http://b.example:80", "http://b.example"),
+        ("http://b.example:443", "http://b.example:443"),
+        ("http://b.example:08080", "http://b.example:8080"),
+        ("http://[fd00:0:0:0:0:0:0:1]:8080", "http://[fd00::1]:8080"),
+    ],
+)
+def test_an_allowed_origin_is_written_as_browsers_send_it(machine: Machine, given: str, sent: str) -> None:
+    assert machine.load(GOOD + f"a2a: {{allowed_origins: ['{given}']}}\n").config.a2a.allowed_origins == (sent,)
 
 
 def test_a_signature_requires_version_1_0_only(machine: Machine) -> None:
