@@ -84,6 +84,33 @@ async def test_streaming(scene: Scene) -> None:
     assert len(seen.answer_updates) > 3
 
 
+async def test_shown_once(scene: Scene) -> None:
+    sent = message(script({"chunks": 60, "delay_ms": 5, "phase": "final_answer"}))
+    updates = await answer_updates(scene.client.send(sent, streaming=True))
+    by_default = {"python-1.3": "pieces-then-whole", "python-0.3": "whole"} if scene.kind.transport != "GRPC" else {}
+    match by_default.get(scene.kind.sdk, "pieces"):
+        case "pieces":
+            assert "".join(updates) == numbered_text(600)
+        case "pieces-then-whole":
+            assert numbered_text(600).startswith("".join(updates[:-1]))
+            assert updates[-1] == numbered_text(600)
+        case _:
+            assert updates == [numbered_text(600)]
+    sent = message(script({"chunks": 60, "delay_ms": 5, "phase": "final_answer"}))
+    sent.message.metadata["urn:codex-workspace:answer-updates"] = "pieces"
+    assert "".join(await answer_updates(scene.client.send(sent, streaming=True))) == numbered_text(600)
+    (whole,) = [each.task async for each in scene.client.send(message(script({"chunks": 60})))]
+    for task in (whole, await scene.client.get(whole.id)):
+        assert [part.text for part in task.artifacts[-1].parts] == [numbered_text(600)]
+
+
+async def answer_updates(events: AsyncIterator[StreamResponse]) -> list[str]:
+    """Return the text of each update of the answer; each has one part."""
+    updates = [event.artifact_update.artifact async for event in events if event.HasField("artifact_update")]
+    assert all(len(each.parts) == 1 and each.artifact_id == "answer" for each in updates)
+    return [each.parts[0].text for each in updates]
+
+
 async def test_cancel(scene: Scene) -> None:
     seen, canceled = Seen(), Seen()
     # The text may arrive in several chunks.

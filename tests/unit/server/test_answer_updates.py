@@ -1,6 +1,6 @@
 """A stream's view of the answer: by property for every mode, and which request gets which mode."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 from a2a.server.context import ServerCallContext
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.a2a_terms import HEADERS, OFFSET
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.a2a_server import AnswerMode, AnswerUpdates
 from codex_workspace.server.answer_updates import ANSWER_UPDATES, MODES, AnswerView, answer_updates, shaped
 
@@ -137,7 +138,7 @@ def context(agent: str = "", version: str = "1.0", extensions: Sequence[str] = (
     return ServerCallContext(state={HEADERS: headers}, requested_extensions=asked)
 
 
-def about(content: Mapping[str, object]) -> Struct:
+def about(content: JsonObject) -> Struct:
     return ParseDict(content, Struct())
 
 
@@ -171,14 +172,14 @@ def test_a_request_without_a_wish_gets_the_mode_of_its_client(agent: str, versio
     ],
 )
 def test_the_request_is_asked_first_and_then_the_operator(
-    metadata: Mapping[str, object], extensions: Sequence[str], usual: AnswerUpdates, mode: str
+    metadata: JsonObject, extensions: Sequence[str], usual: AnswerUpdates, mode: str
 ) -> None:
     asked = context("python-httpx/0.28.1", extensions=extensions)
     assert answer_updates(asked, about(metadata), usual) == mode
 
 
 @pytest.mark.parametrize("wish", ["by-client", "WHOLE", 1, None, {}])
-def test_an_unknown_wish_is_refused(wish: object) -> None:
+def test_an_unknown_wish_is_refused(wish: JsonValue) -> None:
     with pytest.raises(InvalidParamsError, match="must be one of pieces, pieces-then-whole, whole"):
         answer_updates(context(), about({ANSWER_UPDATES: wish}), "by-client")
 
