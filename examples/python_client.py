@@ -18,19 +18,15 @@ from a2a.types import Message, Part, Role, SendMessageRequest, TaskState
 async def ask(client: Client, text: str, context_id: str) -> None:
     """Send one message and print what the agent does and answers."""
     message = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), context_id=context_id, parts=[Part(text=text)])
-    answer = ""
+    # Every update is printed once; the agent would send this SDK the whole answer again at the end.
+    message.metadata["urn:codex-workspace:answer-updates"] = "pieces"
     async for event in client.send_message(SendMessageRequest(message=message)):
         if event.HasField("artifact_update") and event.artifact_update.artifact.artifact_id == "answer":
-            piece = "".join(part.text for part in event.artifact_update.artifact.parts)
-            # The last update repeats the whole answer.
-            answer = answer + piece if event.artifact_update.append else piece
-            if not event.artifact_update.last_chunk:
-                print(piece, end="", flush=True)
+            print("".join(part.text for part in event.artifact_update.artifact.parts), end="", flush=True)
         elif event.HasField("status_update"):
             status = event.status_update.status
             note = "".join(part.text for part in status.message.parts)
             print(f"\n[{TaskState.Name(status.state).removeprefix('TASK_STATE_').lower()}] {note}".rstrip())
-    print(answer)
 
 
 async def main(url: str, texts: list[str]) -> None:

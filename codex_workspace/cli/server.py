@@ -25,6 +25,7 @@ from codex_workspace.common.values import format_version
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.launching import Launched, is_exec, lock_state, prepare_state, secrets_of
+from codex_workspace.server.answer_updates import ANSWER_UPDATES, MODES
 from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import Signer
 from codex_workspace.server.handler import IdempotentHandler
@@ -73,6 +74,10 @@ EXTENSIONS = (
     AgentExtension(uri=USAGE, description="Token usage of a turn, in the metadata of its last status."),
     AgentExtension(uri=TURN, description="Per-message turn options, such as the model, in the message's metadata."),
     AgentExtension(uri=ITEMS, description="Output of commands and the current diff, streamed as artifacts."),
+    *(
+        AgentExtension(uri=f"{ANSWER_UPDATES}:{mode}", description=f"A stream brings the artifact `answer` {how}.")
+        for mode, how in MODES.items()
+    ),
 )
 """Optional extensions."""
 
@@ -261,6 +266,7 @@ def server_options(settings: Settings, place: ListeningPlace, sign: Signer | Non
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,
         streaming=config.a2a.streaming,
+        answer_updates=config.a2a.answer_updates,
         requests_per_minute=limits.requests_per_minute,
         streams=StreamLimits(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
         sign=sign,

@@ -44,12 +44,18 @@ Origin = Annotated[
     AfterValidator(origin_of),
 ]
 
+AnswerMode = Literal["pieces", "pieces-then-whole", "whole"]
+"""How a stream brings the answer."""
+
+AnswerUpdates = Literal["by-client", AnswerMode]
+
 
 class A2AConfig(Section):
     """The A2A server.
 
     port: The port to listen on; 0 = any free one. A2A_PORT takes precedence.
     streaming: Offer streaming.
+    answer_updates: How streams bring the answer, unless the request says it: by-client = as the client needs it.
     push_notifications: Offer webhooks.
     protocol_versions: The supported protocol versions, as listed on the card.
     signing_key_file: A PEM file with the private key (ES256) that signs the card. For protocol version 1.0 only.
@@ -60,6 +66,7 @@ class A2AConfig(Section):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     streaming: bool = True
+    answer_updates: AnswerUpdates = "by-client"
     push_notifications: bool = True
     protocol_versions: Items[Literal["1.0", "0.3"]] = ("1.0", "0.3")
     signing_key_file: Text | None = None

@@ -31,7 +31,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
-from codex_workspace.config.a2a_server import host_of, origin_of
+from codex_workspace.config.a2a_server import AnswerUpdates, host_of, origin_of
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import Signer, Version, agent_card, extended_card
 from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
@@ -116,6 +116,7 @@ class ServerOptions:
     one_main_context: bool = True
     versions: tuple[Version, ...] = ("1.0", "0.3")
     streaming: bool = True
+    answer_updates: AnswerUpdates = "by-client"
     push_notifications: bool = False
     input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
@@ -199,7 +200,7 @@ async def build_app(
     options = replace(options, push_notifications=push is not None)
     card = agent_card(options)
     handler = handler_class(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
-    front = LimitedHandler(handler, options.streams, card, extended_card(options), tracer)
+    front = LimitedHandler(handler, options.streams, card, extended_card(options), tracer, options.answer_updates)
     authenticator, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)
     extensions = frozenset(each.uri for each in options.extensions)

@@ -36,6 +36,8 @@ from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.telemetry import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
 from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.config.a2a_server import AnswerUpdates
+from codex_workspace.server.answer_updates import ANSWER_UPDATES, answer_updates, shaped
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 
 logger = logging.getLogger(__name__)
@@ -269,6 +271,7 @@ class LimitedHandler(RequestHandler):
     """Passes requests to a handler within limits, and starts a span for each.
 
     `card` lists the accepted media types; `extended` is the card for authenticated clients, None if there is none.
+    `updates` is how streams bring the answer, unless the request says it.
     """
 
     def __init__(
@@ -278,7 +281,11 @@ class LimitedHandler(RequestHandler):
         card: AgentCard,
         extended: AgentCard | None = None,
         tracer: Tracer = NO_TRACER,
+        updates: AnswerUpdates = "by-client",
     ) -> None:
+        self._updates = updates
+        uris = [each.uri for each in card.capabilities.extensions]
+        self._shapes_answers = any(uri.startswith(ANSWER_UPDATES) for uri in uris)
         self.handler: Final = handler
         self._tracer = tracer
         self._modes = frozenset(card.default_input_modes).union(*(skill.input_modes for skill in card.skills))
@@ -306,7 +313,8 @@ class LimitedHandler(RequestHandler):
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Stream a task's events."""
-        return self._stream("SubscribeToTask", self.handler.on_subscribe_to_task(params, context), context)
+        events = self._shaped(self.handler.on_subscribe_to_task(params, context), context)
+        return self._stream("SubscribeToTask", events, context)
 
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
@@ -338,9 +346,18 @@ class LimitedHandler(RequestHandler):
 
     async def _answered(self, params: SendMessageRequest, context: ServerCallContext) -> AsyncGenerator[Event, None]:
         _check_message(params, self._modes)
-        async with aclosing(self.handler.on_message_send_stream(params, context)) as events:
-            async for event in events:
+        events = self.handler.on_message_send_stream(params, context)
+        async with aclosing(self._shaped(events, context, params.message.metadata)) as shown:
+            async for event in shown:
                 yield event
+
+    def _shaped(
+        self, events: AsyncGenerator[Event, None], context: ServerCallContext, metadata: Struct | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Return a stream that brings the answer as its reader wants it, if the card offers that."""
+        if not self._shapes_answers:
+            return events
+        return shaped(events, answer_updates(context, metadata, self._updates))
 
     def _request(self, method: str, context: ServerCallContext) -> Span:
         """Start the span of a request, and store it in the call context for the request's task."""

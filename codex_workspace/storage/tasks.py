@@ -81,9 +81,7 @@ class TaskStore(SdkTaskStore):
     async def save(self, task: Task, context: ServerCallContext) -> None:
         """Save a task; what could not be computed again is on the disk on return."""
         key = resolve_user_scope(context), task.id
-        for artifact in task.artifacts:
-            if artifact.artifact_id == ANSWER:
-                join_text(artifact)
+        _arrange(task)
         known = self._open.get(key)
         if self._must_be_stored(task, known):
             await self._store(key, task)
@@ -225,6 +223,16 @@ class TaskStore(SdkTaskStore):
             task.status.CopyFrom(_failed(task, sentence))
             await self._write(_row_of(owner, task))
         return len(left)
+
+
+def _arrange(task: Task) -> None:
+    """Keep the answer in one part, and the last artifact: some clients show only the last."""
+    for index, artifact in enumerate(task.artifacts):
+        if artifact.artifact_id == ANSWER:
+            join_text(artifact)
+            if index + 1 < len(task.artifacts):
+                task.artifacts.append(task.artifacts.pop(index))
+            return
 
 
 def join_text(artifact: Artifact) -> None:

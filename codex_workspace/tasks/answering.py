@@ -426,7 +426,7 @@ class Job:
         self._question = question
         asking = self._reply.asking(*question.prompt(self._services.redactor, unclear))
         question.prompt_id = asking.status.message.message_id
-        await self._send([*self._reply.flush(anyio.current_time()), asking])
+        await self._send([*self._reply.before_question(anyio.current_time()), asking])
         if self._stop_outcome is None:
             for other in self._services.jobs_after(self):
                 await other.blocked_by(self)

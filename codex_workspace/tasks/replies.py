@@ -2,7 +2,8 @@
 
 Pure: the time is an argument, and the caller sends the returned events. A client receives, in terms of A2A 1.0:
 
-* artifact `answer`: the agent's message as it grows, then one update that replaces it with the whole text;
+* artifact `answer`: the agent's message as it grows, then one update that replaces it with the whole text; messages
+  before tool calls are remarks, and the answer is the last artifact;
 * artifacts `patch-1`, `patch-2`, …: a unified diff for each change of files; artifact `plan`: the latest plan;
 * `TASK_STATE_WORKING` with a message for every other step; `kind` in the message's metadata is one of commentary,
   reasoning, command, tool, search, notice;
@@ -14,7 +15,7 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from a2a.types import (
@@ -52,6 +53,7 @@ from codex_workspace.runtimes.events import (
 )
 from codex_workspace.tasks.live_output import LiveOutput
 from codex_workspace.tasks.scheduling import UPDATE_INTERVAL_S
+from codex_workspace.tasks.tool_notes import end_note, start_note
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,11 @@ TASK_OUTCOMES: Final = {
 COPIED_CHARS_PER_S: Final = 1_000_000
 """The SDK copies the task with every update and keeps the copies for slow readers. This bounds that memory: answers of
 more than 100,000 characters are updated less often."""
+
+MAX_REMARK_CHARS: Final = 200
+MAX_REMARK_S: Final = 1.0
+"""A message without a phase can be the answer or a remark before a tool call, as many models do not tell. It is shown
+as the answer when it is longer, or has grown for longer, than such remarks usually do, or at the turn's end."""
 
 A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 
@@ -226,6 +233,10 @@ class Reply:
         before, self._answer = self._answer, _Answer(last_update=self._answer.last_update)
         return [] if before.remarked else self._remark(before)
 
+    def before_question(self, now: float) -> list[A2AEvent]:
+        """Return what to send before a question; like a tool call, it makes a complete message a remark."""
+        return [*self.flush(now), *self._remark_if_complete()]
+
     def flush(self, now: float) -> list[A2AEvent]:
         """Return the text that waits, whether it is due or not."""
         live = self._live.flush(now) if self._live is not None else []
@@ -285,46 +296,22 @@ class Reply:
     def _grown(self, text: str, now: float, *, replaces: bool) -> list[A2AEvent]:
         if replaces:
             self._answer.start_over()
-        self._answer.pieces.append(text)
+        self._answer.add(text, now)
         self._text_at = now
         due = self._answer.due(self._interval_s())
         return self.flush(now) if due is not None and now >= due else []
 
     def _tool_started(self, use: ToolUse) -> list[A2AEvent]:
         self._open_tools[use.id] = use
-        out, about = self._remark_if_complete(), _tool(use)
-        match use.kind:
-            case "patch":
-                return out
-            case "search":
-                about = {"itemId": use.id, "query": markdown.shortened(str(use.input.get("query")))}
-            case "tool":
-                about |= {"status": "inProgress", "input": _bounded(use.input)}
-            case "command":
-                about["status"] = "inProgress"
-        out.append(self._note(use.kind, markdown.markdown(use), about))
-        self._started = use.id
+        out, note = self._remark_if_complete(), start_note(use)
+        if note is not None:
+            out.append(self._note(*note))
+            self._started = use.id
         return out
 
     def _tool_finished(self, use: ToolUse, result: ToolResult) -> list[A2AEvent]:
-        output, is_error, exit_code = result.output, result.is_error, result.exit_code
-        about = {**_tool(use), "status": result.status, "durationMs": result.duration_ms}
-        failed = markdown.FAILED
-        match use.kind:
-            case "search":
-                return []
-            case "patch" if not is_error:
-                return []
-            case "command":
-                about["exitCode"] = exit_code
-                failed = markdown.STOPPED if exit_code is None else failed
-            case _:
-                about["isError"] = is_error
-        # The note names its tool unless the note of the tool's start is right above it.
-        head = "" if self._started == use.id else f"{markdown.markdown(_without_arguments(use))}\n\n"
-        shown = markdown.result(output, is_error=is_error, exit_code=exit_code, failed=failed)
-        kind = "command" if use.kind == "command" else "tool"
-        return [self._note(kind, f"{head}{shown}", {**about, "output": markdown.shortened(output)})]
+        note = end_note(use, result, follows_start=self._started == use.id)
+        return [] if note is None else [self._note(*note)]
 
     def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
         """Return a step of the turn as Markdown, with metadata for programs."""
@@ -365,6 +352,8 @@ class _Answer:
     is_complete: bool = False
     remarked: bool = False
     pieces: list[str] = field(default_factory=list)
+    _began: float = 0.0
+    _chars: int = 0
     _sent_pieces: int = 0
     _sent_chars: int = 0
 
@@ -372,17 +361,27 @@ class _Answer:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def add(self, text: str, now: float) -> None:
+        if not self.pieces:
+            self._began = now
+        self.pieces.append(text)
+        self._chars += len(text)
+
     def due(self, interval_s: float) -> float | None:
         if self._sent_pieces == len(self.pieces) or self.remarked or self.phase == "commentary":
             return None
-        if self.last_update is None:
-            return 0.0
-        return self.last_update + max(interval_s, self._sent_chars / COPIED_CHARS_PER_S)
+        due = 0.0
+        if self.last_update is not None:
+            due = self.last_update + max(interval_s, self._sent_chars / COPIED_CHARS_PER_S)
+        if self.phase is not None or self._sent_pieces or self._chars > MAX_REMARK_CHARS:
+            return due
+        # It may be a remark; if it is complete, the next event tells.
+        return None if self.is_complete else max(due, self._began + MAX_REMARK_S)
 
     def start_over(self) -> None:
         """Drop the text; the next piece replaces what was sent."""
         self.pieces.clear()
-        self._sent_pieces = self._sent_chars = 0
+        self._chars = self._sent_pieces = self._sent_chars = 0
 
     def take(self, now: float) -> tuple[str, int | None]:
         """Return the waiting text and its offset (None for the first piece), and count it as sent."""
@@ -420,16 +419,6 @@ def answer_text(ended: Task) -> str:
     return "".join(part.text for each in ended.artifacts if each.artifact_id == ANSWER for part in each.parts)
 
 
-def _tool(use: ToolUse) -> JsonObject:
-    if use.kind == "command":
-        return {"itemId": use.id, "command": use.input.get("command"), "cwd": use.input.get("cwd", "")}
-    return {"itemId": use.id, "tool": use.tool, "server": use.server}
-
-
-def _without_arguments(use: ToolUse) -> ToolUse:
-    return replace(use, input={}) if use.kind == "tool" else use
-
-
 def _struct(content: JsonObject) -> Struct:
     return ParseDict(_safe(content), Struct())
 
@@ -438,12 +427,6 @@ def _safe(content: JsonObject) -> JsonObject:
     """Return `content` without lone surrogates, which protobuf rejects."""
     safe: JsonObject = json.loads(safe_text(json.dumps(content, ensure_ascii=False)))
     return safe
-
-
-def _bounded(value: JsonValue) -> JsonValue:
-    """Return `value`, or its shortened JSON text if it is long."""
-    text = json.dumps(value, ensure_ascii=False)
-    return value if len(text) <= markdown.MAX_SHOWN_CHARS else markdown.shortened(text)
 
 
 def _text_part(text: str) -> Part:

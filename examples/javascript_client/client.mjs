@@ -16,21 +16,18 @@ const bearer = (token) => ({
 const textOf = (parts) => (parts ?? []).map((part) => part.text ?? "").join("");
 
 async function ask(client, text, contextId) {
-  const message = { messageId: randomUUID(), role: "ROLE_USER", contextId, parts: [{ text }] };
-  let answer = "";
+  // Every update is printed once.
+  const metadata = { "urn:codex-workspace:answer-updates": "pieces" };
+  const message = { messageId: randomUUID(), role: "ROLE_USER", contextId, parts: [{ text }], metadata };
   for await (const event of client.sendMessageStream(SendMessageRequest.fromJSON({ message }))) {
     const { artifactUpdate, statusUpdate } = StreamResponse.toJSON(event);
     if (artifactUpdate?.artifact.artifactId === "answer") {
-      const piece = textOf(artifactUpdate.artifact.parts);
-      // The last update repeats the whole answer.
-      answer = artifactUpdate.append ? answer + piece : piece;
-      if (!artifactUpdate.lastChunk) process.stdout.write(piece);
+      process.stdout.write(textOf(artifactUpdate.artifact.parts));
     } else if (statusUpdate) {
       const state = statusUpdate.status.state.replace("TASK_STATE_", "").toLowerCase();
       console.log(`\n[${state}] ${textOf(statusUpdate.status.message?.parts)}`.trimEnd());
     }
   }
-  console.log(answer);
 }
 
 const [url, ...texts] = process.argv.slice(2);

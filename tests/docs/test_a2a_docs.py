@@ -35,6 +35,7 @@ from codex_workspace.protocol.server_requests import (
 )
 from codex_workspace.runtimes.convert import approval_data
 from codex_workspace.runtimes.events import ToolKind
+from codex_workspace.server.answer_updates import KNOWN_CLIENTS, MODES
 from codex_workspace.tasks.approval_answers import parse_answer
 from codex_workspace.tasks.files import AttachmentsNotWritten
 from tests.docs.test_docs import ROOT, names_in, sentences, table
@@ -53,8 +54,21 @@ QUESTIONS: Final[list[Question]] = [
 ]
 
 
+CLIENTS: Final = ROOT / "docs" / "clients.md"
+
+
 def names(rows: list[list[str]], column: int = 0) -> set[str]:
     return {name for row in rows for name in names_in(row[column])}
+
+
+def test_the_modes_of_a_stream_match_the_table() -> None:
+    assert [names_in(row[0]) for row in table(DOCUMENT, "modes")] == [[mode] for mode in MODES]
+
+
+def test_the_known_clients_match_the_table() -> None:
+    versions = {True: "0.3", False: "1.0", None: "any"}
+    known = [[f"`{each.agent}`", versions[each.is_0_3], f"`{each.mode}`"] for each in KNOWN_CLIENTS]
+    assert [row[:3] for row in table(CLIENTS, "known clients")][:-1] == known
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: type(each).__name__)

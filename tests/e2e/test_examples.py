@@ -48,9 +48,11 @@ async def run(command: str, folder: Path, environment: dict[str, str]) -> str:
 
 
 def client_shows_both_answers(printed: str) -> bool:
-    """Whether a client has printed both answers as they streamed, each with its end."""
+    """Whether a client has printed both answers as they streamed, each once and with its end."""
     first, second = QUESTIONS
-    return bool(re.search(rf"You said: {re.escape(first)}.*\[completed\].*{re.escape(second)}", printed, re.DOTALL))
+    return printed.count(f"You said: {first}") == 1 and bool(
+        re.search(rf"You said: {re.escape(first)}.*\[completed\].*{re.escape(second)}", printed, re.DOTALL)
+    )
 
 
 async def test_the_python_client(setup: AgentSetup) -> None:

@@ -3,6 +3,8 @@
 import sqlite3
 from contextlib import closing
 
+from a2a.types import GetTaskRequest, Role
+
 from codex_workspace.devkit.model import ScriptedModel
 from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import Peer, Seen
@@ -20,11 +22,18 @@ async def wait_for_model_calls(model: ScriptedModel, times: int = 1) -> None:
 
 
 async def wait_for_text(client: Peer, started: Seen, text: str = "") -> None:
-    """Wait until a task's answer is not empty and contains `text`."""
+    """Wait until a task has shown a text, as its answer or as a remark, that contains `text`."""
 
     async def has_arrived() -> bool:
-        answer = (await client.get(started.task_id)).answer
-        return bool(answer) and text in answer
+        task = await client.blocking.get_task(GetTaskRequest(id=started.task_id))
+        notes = [each for each in (*task.history, task.status.message) if each.role == Role.ROLE_AGENT]
+        remarks = [each for each in notes if dict(each.metadata).get("kind") == "commentary"]
+        shown = [
+            each.text
+            for parts in ([each.parts for each in task.artifacts] + [each.parts for each in remarks])
+            for each in parts
+        ]
+        return any(each and text in each for each in shown)
 
     await eventually(has_arrived)
 

@@ -119,6 +119,10 @@ class ExecutorSetup:
         ids: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
         await self.codex.tell("item/agentMessage/delta", **ids, itemId="m", delta=text)
 
+    async def begin_answer(self) -> None:
+        item: JsonObject = {"type": "agentMessage", "id": "m", "text": "", "phase": "final_answer"}
+        await self.codex.tell("item/started", threadId="thread-1", turnId="turn-1", item=item)
+
     async def complete(
         self, turn_id: str = "turn-1", status: str = "completed", error: JsonObject | None = None
     ) -> None:
@@ -158,6 +162,7 @@ async def test_an_answer_is_one_task_that_streams_and_completes() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(setup.executor.execute, message("hello"), setup.sent)
             await setup.start()
+            await setup.begin_answer()
             for piece in ("Hel", "lo, ", "you"):
                 await setup.delta(piece)
                 await anyio.sleep(0.3)
@@ -185,6 +190,7 @@ async def test_a_burst_is_sent_ten_times_a_second() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(setup.executor.execute, message("hello"), setup.sent)
             await setup.start()
+            await setup.begin_answer()
             for _ in range(200):
                 await setup.delta("x")
                 await anyio.sleep(0.01)

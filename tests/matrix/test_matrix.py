@@ -42,8 +42,8 @@ ASKING, REJECTED = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_REJ
 WAYS = pytest.mark.parametrize("streaming", [False, True], ids=["blocking", "streaming"])
 
 
-def message(*parts: Part | str, task_id: str = "") -> SendMessageRequest:
-    """Return a request with these parts, in its own context or for a task."""
+def message(*parts: Part | str, task_id: str = "", in_pieces: bool = False) -> SendMessageRequest:
+    """Return a request with these parts, in its own context or for a task; `in_pieces` wants a growing answer."""
     return SendMessageRequest(
         message=Message(
             role=Role.ROLE_USER,
@@ -51,6 +51,7 @@ def message(*parts: Part | str, task_id: str = "") -> SendMessageRequest:
             task_id=task_id,
             context_id="" if task_id else str(uuid.uuid4()),
             parts=[Part(text=part) if isinstance(part, str) else part for part in parts],
+            metadata={"urn:codex-workspace:answer-updates": "pieces"} if in_pieces else None,
         ),
         configuration=SendMessageConfiguration(),
     )
@@ -78,16 +79,45 @@ async def test_blocking(scene: Scene) -> None:
 
 
 async def test_streaming(scene: Scene) -> None:
-    seen = await seen_of(scene.client.send(message(script({"chunks": 100, "delay_ms": 5})), streaming=True))
+    seen = await seen_of(
+        scene.client.send(message(script({"chunks": 100, "delay_ms": 5}), in_pieces=True), streaming=True)
+    )
     assert (seen.state, seen.answer) == (COMPLETED, numbered_text(1000))
     assert (seen.tasks, seen.terminals, seen.final_chunks) == (1, 1, 1)
     assert len(seen.answer_updates) > 3
 
 
+async def test_shown_once(scene: Scene) -> None:
+    sent = message(script({"chunks": 60, "delay_ms": 5, "phase": "final_answer"}))
+    updates = await answer_updates(scene.client.send(sent, streaming=True))
+    by_default = {"python-1.3": "pieces-then-whole", "python-0.3": "whole"} if scene.kind.transport != "GRPC" else {}
+    match by_default.get(scene.kind.sdk, "pieces"):
+        case "pieces":
+            assert "".join(updates) == numbered_text(600)
+        case "pieces-then-whole":
+            assert numbered_text(600).startswith("".join(updates[:-1]))
+            assert updates[-1] == numbered_text(600)
+        case _:
+            assert updates == [numbered_text(600)]
+    sent = message(script({"chunks": 60, "delay_ms": 5, "phase": "final_answer"}), in_pieces=True)
+    assert "".join(await answer_updates(scene.client.send(sent, streaming=True))) == numbered_text(600)
+    (whole,) = [each.task async for each in scene.client.send(message(script({"chunks": 60})))]
+    for task in (whole, await scene.client.get(whole.id)):
+        assert [part.text for part in task.artifacts[-1].parts] == [numbered_text(600)]
+
+
+async def answer_updates(events: AsyncIterator[StreamResponse]) -> list[str]:
+    """Return the text of each update of the answer; each has one part."""
+    updates = [event.artifact_update.artifact async for event in events if event.HasField("artifact_update")]
+    assert all(len(each.parts) == 1 and each.artifact_id == "answer" for each in updates)
+    return [each.parts[0].text for each in updates]
+
+
 async def test_cancel(scene: Scene) -> None:
     seen, canceled = Seen(), Seen()
+    beginning = message(script({"say": "I begin.", "stall": True}), in_pieces=True)
     # The text may arrive in several chunks.
-    async for event in scene.client.send(message(script({"say": "I begin.", "stall": True})), streaming=True):
+    async for event in scene.client.send(beginning, streaming=True):
         if seen.take(event).answer == "I begin." and not canceled.task_id:
             canceled.take_task(await scene.client.cancel(seen.task_id))
     assert seen.answer == "I begin."

@@ -48,6 +48,8 @@ from codex_workspace.runtimes.events import FILES, WRITE, FileChange, FileDiff, 
 from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
 from codex_workspace.tasks.replies import (
     COPIED_CHARS_PER_S,
+    MAX_REMARK_CHARS,
+    MAX_REMARK_S,
     USAGE,
     A2AEvent,
     Outcome,
@@ -162,6 +164,7 @@ def test_a_turn_without_text_has_no_answer() -> None:
 def test_the_first_piece_is_sent_at_once_and_the_rest_in_order() -> None:
     speaker, seen = reply(), Seen()
     assert speaker.due is None
+    seen.take(speaker.see(MessageStarted("m", "final_answer"), 50.0))
     seen.take(speaker.see(MessageDelta("m", "a"), 50.0))
     assert seen.artifacts == {"answer": "a"}
     assert speaker.due is None
@@ -182,7 +185,7 @@ def test_the_first_text_is_needed_at_once_and_further_pieces_by_the_next_update(
     interval_s = 0.25
     speaker = Reply("task", "context", interval_s=lambda: interval_s)
     assert speaker.text_by == -math.inf
-    assert speaker.apply(Text("m", "a"), 50.0) != []
+    assert speaker.apply(Text("m", "a", phase="final_answer"), 50.0) != []
     assert speaker.text_by == 50.25
     interval_s = 0.5
     assert speaker.text_by == 50.5
@@ -226,8 +229,59 @@ def test_commentary_is_never_the_answer() -> None:
     assert seen.texts == ["First I look."]
 
 
-def test_a_whole_message_without_deltas_is_streamed_at_once() -> None:
-    assert seen_of(MessageCompleted("m", "whole", None)).artifacts == {"answer": "whole"}
+@pytest.mark.parametrize(("phase", "length"), [("final_answer", 1), (None, MAX_REMARK_CHARS + 1)])
+def test_a_whole_message_without_deltas_is_streamed_at_once(phase: Phase, length: int) -> None:
+    assert seen_of(MessageCompleted("m", "x" * length, phase)).artifacts == {"answer": "x" * length}
+
+
+def test_a_text_without_a_phase_that_grows_for_a_while_is_the_answer() -> None:
+    speaker, seen = reply(), Seen()
+    seen.take(speaker.see(MessageDelta("m", "a"), 50.0))
+    seen.take(speaker.see(MessageDelta("m", "b"), 50.5))
+    assert (seen.artifacts, speaker.due) == ({}, 50.0 + MAX_REMARK_S)
+    seen.take(speaker.see(MessageDelta("m", "c"), 50.0 + MAX_REMARK_S))
+    assert (seen.artifacts, speaker.due) == ({"answer": "abc"}, None)
+
+
+def test_a_text_without_a_phase_that_is_longer_than_a_remark_is_the_answer() -> None:
+    speaker, seen = reply(), Seen()
+    seen.take(speaker.see(MessageDelta("m", "x" * MAX_REMARK_CHARS), 50.0))
+    assert seen.artifacts == {}
+    seen.take(speaker.see(MessageDelta("m", "y"), 50.1))
+    assert seen.artifacts == {"answer": "x" * MAX_REMARK_CHARS + "y"}
+
+
+def test_a_complete_text_without_a_phase_is_the_answer_at_the_turns_end_only() -> None:
+    speaker, seen = reply(), Seen()
+    seen.take(speaker.see(MessageCompleted("m", "Done.", None), 50.0))
+    assert (seen.artifacts, speaker.due, speaker.flush(99.0)) == ({}, None, [])
+    seen.take(speaker.close(DONE))
+    assert (seen.artifacts, seen.updates) == ({"answer": "Done."}, 1)
+
+
+def test_a_remark_before_a_tool_is_no_artifact() -> None:
+    speaker, seen = reply(), Seen()
+    for event in (
+        MessageDelta("m-1", "I look "),
+        MessageCompleted("m-1", "I look first.", None),
+        CommandStarted("c", "ls", "/w"),
+        PatchCompleted("f", (FilePatch("/w/a", "add", "x"),), ItemStatus.COMPLETED),
+        MessageCompleted("m-2", "Done.", None),
+    ):
+        seen.take(speaker.see(event, 50.0))
+    seen.take(speaker.close(DONE))
+    assert list(seen.artifacts) == ["patch-1", "answer"]
+    assert (seen.artifacts["answer"], seen.texts[0]) == ("Done.", "I look first.")
+
+
+def test_a_text_before_a_question_is_a_remark_or_the_answer_so_far() -> None:
+    speaker, seen = reply(), Seen()
+    seen.take(speaker.see(MessageCompleted("m-1", "I must ask.", None), 50.0))
+    seen.take(speaker.before_question(50.0))
+    assert (seen.artifacts, seen.texts) == ({}, ["I must ask."])
+    seen.take(speaker.see(MessageDelta("m-2", "So"), 50.0))
+    seen.take(speaker.before_question(50.0))
+    assert (seen.artifacts, seen.texts) == ({"answer": "So"}, ["I must ask."])
 
 
 def test_a_whole_message_adds_what_was_not_streamed() -> None:
@@ -443,7 +497,7 @@ CHANGED = PatchCompleted("f", (FilePatch("/w/a", "add", "x"),), ItemStatus.COMPL
         ((), ""),
         ((CommandOutput("1", "o"), DiffUpdated("d")), ""),
         ((CommandStarted("2", "two", "/w"),), f"{BASH_ONE}\n\n"),
-        ((MessageDelta("m", "By the way"),), f"{BASH_ONE}\n\n"),
+        ((MessageStarted("m", "final_answer"), MessageDelta("m", "By the way")), f"{BASH_ONE}\n\n"),
         ((ReasoningCompleted("r", ("Hm",)),), f"{BASH_ONE}\n\n"),
         ((CHANGED,), f"{BASH_ONE}\n\n"),
     ],
