@@ -91,7 +91,7 @@ Readiness = Callable[[], Awaitable[str | None]]
 class ServerOptions:
     """The options of the application and its card.
 
-    url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is off.
+    url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is not on the card.
     tokens: the tokens, or their SHA-256, by principal; if empty, no token is needed.
     hosts: the names and addresses, besides loopback's and that of `url`, that are answered if no token is needed.
     origins: the web pages that may call the agent, as scheme://host:port.
