@@ -10,15 +10,13 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
-from a2a.server.routes import create_agent_card_routes, create_rest_routes
+from a2a.server.routes import create_rest_routes
 from a2a.types import AgentCard, AgentExtension
-from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -32,7 +30,7 @@ from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.card import Signer, Version, agent_card, extended_card
+from codex_workspace.server.card import CARD_PATHS, Signer, Version, agent_card, card_routes, extended_card
 from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, limit_heads
@@ -64,8 +62,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
-PUBLIC_PATHS: Final = PROBES | {AGENT_CARD_WELL_KNOWN_PATH}
-"""Paths that need no token: the probes, and the card, which says that a token is needed."""
+PUBLIC_PATHS: Final = PROBES | {*CARD_PATHS.values()}
+"""Paths that need no token: the probes, and the cards, which say that a token is needed."""
 
 LOOPBACK_HOSTS: Final = (r"(?:[a-z0-9-]+\.)*localhost", r"127(?:\.[0-9]{1,3}){3}", r"\[::1\]")
 ADDRESSES: Final = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
@@ -73,9 +71,6 @@ ADDRESSES: Final = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 """The bound address of an agent that listens on all addresses of its machine."""
-
-CARD_CACHE: Final = "public, max-age=60"
-"""The card changes only with a restart; caches update within a minute."""
 
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end after their tasks have ended."""
@@ -208,7 +203,7 @@ async def build_app(
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
         *view_routes(seen, options.tokens),
-        *_card_routes(card if options.sign is None else options.sign(card)),
+        *card_routes(options),
         *_a2a_routes(front, options.max_parts, has_old="0.3" in options.versions),
     ]
     middleware = [
@@ -273,18 +268,6 @@ def _stop_redirects(router: Router) -> None:
     for route in router.routes:
         if isinstance(route, Mount) and isinstance(route.app, Router):
             _stop_redirects(route.app)
-
-
-def _card_routes(card: AgentCard) -> list[Route]:
-    since = formatdate(usegmt=True)
-    [route] = create_agent_card_routes(card, cache_control=CARD_CACHE)
-
-    async def dated(request: Request) -> Response:
-        response: Response = await route.endpoint(request)
-        response.headers["Last-Modified"] = since
-        return response
-
-    return [Route(route.path, dated)]
 
 
 @asynccontextmanager
