@@ -36,6 +36,7 @@ from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.telemetry import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
 from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.server.sdk_fixes import invalid, named_fields
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 
 logger = logging.getLogger(__name__)
@@ -311,7 +312,7 @@ class LimitedHandler(RequestHandler):
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
         if params.status not in TaskState.values():
-            raise InvalidParamsError(message=f"status: {params.status} is not a task state")
+            raise invalid("status", f"{params.status} is not a task state")
         return await self.answer("ListTasks", context, self.handler.on_list_tasks(params, context))
 
     async def on_get_extended_agent_card(
@@ -422,7 +423,9 @@ def _hide_internal_errors() -> Iterator[None]:
     """Raise only A2A errors; the SDK would return the text of every other error to the client."""
     try:
         yield
-    except A2AError:
+    except A2AError as error:
+        if (named := named_fields(error)) is not None:
+            raise named from error
         raise
     except StoreUnavailable as error:
         raise InternalError(message=error.public) from error

@@ -44,7 +44,14 @@ from codex_workspace.server.limits import (
     rpc_error,
     too_many_requests,
 )
-from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_history_length, check_translatable
+from codex_workspace.server.sdk_fixes import (
+    check_0_3_call,
+    check_base64,
+    check_history_length,
+    check_translatable,
+    invalid,
+    is_int32,
+)
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -409,10 +416,10 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams, max_par
     check_size(content, content, max_parts)
     # The path can start with a tenant.
     name = path.rpartition("/")[2]
-    if name == "tasks":
-        _check_query(query)
-    elif path.startswith("/v1/"):
+    if path.startswith("/v1/"):
         check_history_length(query.get("historyLength"))
+    else:
+        _check_query(query)
     match content:
         case dict() if name in ("message:send", "message:stream"):
             if path.startswith("/v1/"):
@@ -429,42 +436,60 @@ def _check_call(method: str, params: JsonValue, *, is_old: bool) -> None:
     if is_old:
         check_0_3_call(params)
     elif model is not None and issubclass(model, ProtobufMessage):
-        _check_message(model.DESCRIPTOR, params)
+        _check_message(model.DESCRIPTOR, {} if params is None else params)
 
 
 def _check_query(query: QueryParams) -> None:
     fields = _fields(ListTasksRequest.DESCRIPTOR)
     for name, value in query.items():
         if name in fields:
-            if fields[name].type == FieldDescriptor.TYPE_BOOL and value.lower() not in ("true", "false"):
-                raise InvalidParamsError(message=f"{name}: {quoted(value)} is neither true nor false")
-            _check_field(fields[name], value, name)
+            is_flag = fields[name].type == FieldDescriptor.TYPE_BOOL and value.lower() in ("true", "false")
+            _check_field(fields[name], is_flag or value, name)
 
 
 def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") -> None:
     """Check the JSON of a protobuf message; `at` is its place, ending with a dot."""
-    if isinstance(value, dict):
-        fields = _fields(descriptor)
-        for name, given in value.items():
-            if name in fields:
-                if fields[name].is_repeated and not isinstance(given, list | None):
-                    raise InvalidParamsError(message=f"{at}{name}: is not an array")
-                for each in given if isinstance(given, list) else [given]:
-                    _check_field(fields[name], each, f"{at}{name}")
+    if not isinstance(value, dict):
+        raise invalid(at.removesuffix(".") or "params", "is not an object")
+    fields = _fields(descriptor)
+    for name, given in value.items():
+        if name not in fields or given is None:
+            continue
+        if not fields[name].is_repeated:
+            _check_field(fields[name], given, f"{at}{name}")
+        elif isinstance(given, list):
+            for index, each in enumerate(given):
+                _check_field(fields[name], each, f"{at}{name}[{index}]")
+        else:
+            raise invalid(f"{at}{name}", "is not an array")
 
 
 def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
     enum, message = field.enum_type, field.message_type
-    if enum is not None and value is not None:
+    if enum is not None:
         names = enum.values_by_name
         if str(value) not in {*names, *map(str, enum.values_by_number)}:
-            raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is not one of {', '.join(names)}")
-    elif message is not None and message.full_name == "google.protobuf.Struct" and not isinstance(value, dict | None):
-        raise InvalidParamsError(message=f"{at}: is not an object")
-    elif message is not None and not message.full_name.startswith("google."):
+            raise invalid(at, f"{quoted(str(value))} is not one of {', '.join(names)}")
+    elif message is None:
+        _check_scalar(field, value, at)
+    elif not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
-    elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
-        check_base64(value, at)
+    elif message.full_name == "google.protobuf.Struct" and not isinstance(value, dict):
+        raise invalid(at, "is not an object")
+
+
+def _check_scalar(field: "AnyField", value: JsonValue, at: str) -> None:
+    match field.type:
+        case FieldDescriptor.TYPE_BOOL if not isinstance(value, bool):
+            raise invalid(at, "is not a boolean")
+        case FieldDescriptor.TYPE_INT32 if isinstance(value, bool) or not is_int32(value):
+            raise invalid(at, "is not a whole number")
+        case FieldDescriptor.TYPE_STRING | FieldDescriptor.TYPE_BYTES if not isinstance(value, str):
+            raise invalid(at, "is not a string")
+        case FieldDescriptor.TYPE_BYTES:
+            check_base64(str(value), at)
+        case _:
+            pass
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 from a2a.compat.v0_3.jsonrpc_adapter import JSONRPC03Adapter
@@ -13,7 +13,8 @@ from a2a.server.jsonrpc_models import InvalidRequestError, JSONRPCError
 from a2a.server.routes.common import create_event_source_response
 from a2a.utils import json_utils
 from a2a.utils.error_handlers import rest_stream_error_handler
-from a2a.utils.errors import InvalidParamsError
+from a2a.utils.errors import A2AError, InvalidParamsError
+from a2a.utils.proto_utils import ValidationDetail
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -61,6 +62,46 @@ class EagerAdapter(REST03Adapter):
         return create_event_source_response(texts())
 
 
+class FieldErrors(dict[str, str]):
+    """Problems by field: the metadata of an error, which must be texts. For the SDK there is the list `errors` as well,
+    of which it makes the details of the type BadRequest; with a list of its own, the metadata would contain it."""
+
+    def get(self, name: str, _default: object = None) -> object:  # type: ignore[override]
+        """Return the problems as the SDK's list."""
+        return self[name]
+
+    def __getitem__(self, _name: str) -> list[ValidationDetail]:  # type: ignore[override]
+        return [ValidationDetail(field=field, message=problem) for field, problem in self.items()]
+
+
+def invalid_fields(problems: Mapping[str, str]) -> InvalidParamsError:
+    """Return the error for fields with these problems."""
+    sentence = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+    return InvalidParamsError(message=sentence, data=FieldErrors(problems))
+
+
+def invalid(field: str, problem: str) -> InvalidParamsError:
+    """Return the error for a field."""
+    return invalid_fields({field: problem})
+
+
+def named_fields(error: A2AError) -> InvalidParamsError | None:
+    """Return an error that names the fields of the SDK's error "Validation failed"; None for any other error."""
+    match error:
+        case InvalidParamsError(data={"errors": list(details)}) if type(error.data) is dict:
+            return invalid_fields({_json_name(each["field"]): _phrase(each["message"]) for each in details})
+        case _:
+            return None
+
+
+def _json_name(field: str) -> str:
+    return re.sub("_([a-z])", lambda letter: letter[1].upper(), field)
+
+
+def _phrase(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
+
+
 def check_0_3_call(params: JsonValue) -> None:
     """Check the parameters of a JSON-RPC call for what the SDK misreads or fails on.
 
@@ -87,9 +128,14 @@ def check_0_3_call(params: JsonValue) -> None:
 
 def check_history_length(length: JsonValue) -> None:
     """Check a history length of 0.3, which can be a text as well; the SDK fails on numbers that are no int32."""
-    digits = str(length).removesuffix(".0") if isinstance(length, int | float | str) else ""
-    if digits and (re.fullmatch(r"[0-9]{1,10}", digits) is None or int(digits) >= 1 << 31):
-        raise InvalidParamsError(message=f"historyLength: {quoted(digits)} is not a whole number from 0 to 2147483647")
+    if length not in (None, "") and (not is_int32(length) or str(length).startswith("-")):
+        raise invalid("historyLength", f"{quoted(str(length))} is not a whole number from 0 to 2147483647")
+
+
+def is_int32(value: JsonValue) -> bool:
+    """Whether a value, or its text, is a whole number of 32 bits."""
+    digits = str(value).removesuffix(".0") if isinstance(value, int | float | str) else ""
+    return re.fullmatch(r"-?[0-9]{1,10}", digits) is not None and abs(int(digits)) < 1 << 31
 
 
 def check_base64(text: str, at: str) -> None:
@@ -97,7 +143,7 @@ def check_base64(text: str, at: str) -> None:
     # Both alphabets, with or without padding, as ProtoJSON accepts them; many tools add line breaks.
     plain = text.replace("\r", "").replace("\n", "") if "\n" in text else text
     if re.fullmatch(r"[A-Za-z0-9+/_-]*={0,2}", plain) is None or len(plain.rstrip("=")) % 4 == 1:
-        raise InvalidParamsError(message=f"{at}: is not base64")
+        raise invalid(at, "is not base64")
 
 
 def check_translatable(value: JsonValue, depth: int = 0) -> None:

@@ -48,6 +48,7 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 from google.protobuf.json_format import ParseDict
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
@@ -685,6 +686,97 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         assert error["code"] == code, error
 
 
+REQUIRED: Final = "field is required"
+UNSENDABLE: Final[dict[str, tuple[JsonObject, dict[str, str]]]] = {
+    "no message": ({}, {"message": REQUIRED}),
+    "no role and no ID": (
+        {"message": {"parts": [{"text": "x"}]}},
+        {"message.messageId": REQUIRED, "message.role": REQUIRED},
+    ),
+    "no parts": (
+        {"message": {"messageId": "m", "role": "ROLE_USER"}},
+        {"message.parts": "field must contain at least one element"},
+    ),
+    "a text as message": ({"message": "no object"}, {"message": "is not an object"}),
+    "a text as part": ({"message": {**message_with({}), "parts": ["x"]}}, {"message.parts[0]": "is not an object"}),
+    "a number as ID": ({"message": {"messageId": 7}}, {"message.messageId": "is not a string"}),
+    "a number as text": ({"message": message_with({"text": 7})}, {"message.parts[0].text": "is not a string"}),
+    "parts that are none": ({"message": {"parts": {}}}, {"message.parts": "is not an array"}),
+    "no base64": ({"message": message_with({"raw": "!"})}, {"message.parts[0].raw": "is not base64"}),
+    "no metadata": ({"message": {"metadata": 7}}, {"message.metadata": "is not an object"}),
+    "no number": ({"configuration": {"historyLength": "x"}}, {"configuration.historyLength": "is not a whole number"}),
+    "a large number": (
+        {"configuration": {"historyLength": 1 << 31}},
+        {"configuration.historyLength": "is not a whole number"},
+    ),
+    "no boolean": (
+        {"configuration": {"returnImmediately": "no"}},
+        {"configuration.returnImmediately": "is not a boolean"},
+    ),
+}
+"""Parameters of SendMessage, and the problems by field."""
+
+
+@pytest.mark.parametrize("name", UNSENDABLE)
+async def test_a_validation_error_names_field_and_problem(tmp_path: Path, name: str) -> None:
+    params, problems = UNSENDABLE[name]
+    sentence = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+    violations = [{"field": field, "description": problem} for field, problem in problems.items()]
+    async with running_server(tmp_path) as server:
+        errors = []
+        for method, path in (("SendMessage", "/message:send"), ("SendStreamingMessage", "/message:stream")):
+            error = (await rpc(server, method, params, **VERSION_HEADER))["error"]
+            assert isinstance(error, dict)
+            assert error["code"] == -32602
+            errors.append((error["message"], error["data"]))
+            rest = await server.http.post(path, json=params, headers=VERSION_HEADER)
+            assert rest.status_code == 400
+            errors.append((rest.json()["error"]["message"], rest.json()["error"]["details"]))
+        for text, (info, bad_request) in errors:
+            assert text == sentence
+            assert (info["reason"], info["metadata"]) == ("INVALID_PARAMS", problems)
+            assert bad_request["fieldViolations"] == violations
+        assert server.executor.owners == []
+
+
+@pytest.mark.parametrize("name", ["no message", "no role and no ID", "no parts"])
+async def test_a_validation_error_names_field_and_problem_over_grpc(tmp_path: Path, name: str) -> None:
+    params, problems = UNSENDABLE[name]
+    sentence = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
+    message_request = ParseDict(params, SendMessageRequest())
+    async with running_server(tmp_path) as server:
+        metadata = (("a2a-version", "1.0"),)
+        for call in (
+            server.grpc.SendMessage(message_request, metadata=metadata),
+            server.grpc.SendStreamingMessage(message_request, metadata=metadata).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as rejected:
+                await call
+            assert (rejected.value.code(), rejected.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, sentence)
+            [content] = [value for key, value in rejected.value.trailing_metadata() or () if key.endswith("-bin")]
+            assert isinstance(content, bytes)
+            violations = error_details_pb2.BadRequest()
+            status_pb2.Status.FromString(content).details[1].Unpack(violations)
+            assert {each.field: each.description for each in violations.field_violations} == problems
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/tasks?pageSize=many", "pageSize: is not a whole number"),
+        ("/tasks?status=BOGUS", "status: 'BOGUS' is not one of "),
+        ("/tasks?includeArtifacts=maybe", "includeArtifacts: is not a boolean"),
+        ("/tasks/x?historyLength=1e3", "historyLength: is not a whole number"),
+    ],
+)
+async def test_the_error_of_a_query_names_field_and_problem(tmp_path: Path, path: str, problem: str) -> None:
+    async with running_server(tmp_path) as server:
+        error = (await server.http.get(path, headers=VERSION_HEADER)).json()["error"]
+        assert error["message"].startswith(problem)
+        field = problem.partition(":")[0]
+        assert list(error["details"][0]["metadata"]) == [field]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "reason"),
     [
@@ -693,9 +785,9 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         ("POST", "/message:send", {}, 400, "INVALID_PARAMS"),
         ("POST", "/message:send", [], 400, "INVALID_PARAMS"),
         ("GET", "/tasks?pageSize=0", None, 400, "INVALID_PARAMS"),
-        ("GET", "/tasks?pageSize=many", None, 400, "INVALID_REQUEST"),
-        ("GET", f"/tasks?pageSize={HUGE}", None, 400, "INVALID_REQUEST"),
-        ("GET", f"/tasks/x?historyLength={HUGE}", None, 400, "INVALID_REQUEST"),
+        ("GET", "/tasks?pageSize=many", None, 400, "INVALID_PARAMS"),
+        ("GET", f"/tasks?pageSize={HUGE}", None, 400, "INVALID_PARAMS"),
+        ("GET", f"/tasks/x?historyLength={HUGE}", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?status=77", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?includeArtifacts=maybe", None, 400, "INVALID_PARAMS"),
