@@ -1,7 +1,6 @@
 """A2A terms that several packages share: task states, artifact names, the authenticated user, protocol versions."""
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 from a2a.auth.user import User
@@ -68,8 +67,3 @@ def version_of(header: str | None) -> str:
     given = (header or PROTOCOL_VERSION_0_3).strip()
     version = re.fullmatch(r"([0-9]{1,4}\.[0-9]{1,4})(\.[0-9]{1,4})?", given)
     return given if version is None else version[1]
-
-
-def serves_major(major: int) -> Callable[[str], bool]:
-    """Return a function that tells whether a version has this major number."""
-    return lambda version: version.strip().partition(".")[0] == str(major)

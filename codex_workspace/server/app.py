@@ -24,14 +24,14 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.routing import BaseRoute, Route
 
-from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import CARD_PATHS, Signer, Version, agent_card, card_routes, extended_card
 from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
+from codex_workspace.server.errors import refuse_request, unauthorized
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, limit_heads
 from codex_workspace.server.middleware import (
@@ -43,11 +43,9 @@ from codex_workspace.server.middleware import (
     PageCheck,
     RequestChecks,
     TokenBackend,
-    refuse_request,
-    unauthorized,
 )
 from codex_workspace.server.push import PushService
-from codex_workspace.server.sdk_fixes import CorrectedAdapter, EagerAdapter
+from codex_workspace.server.sdk_fixes import CorrectedAdapter, EagerAdapter, ListingDispatcher
 from codex_workspace.server.sockets import BACKLOG, HEAD_S, GrpcListener, handles_for
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
@@ -140,7 +138,7 @@ class Application:
     card: AgentCard
     _authenticator: Authenticator
     _push: PushService | None
-    _callers: "Callable[[int], GrpcContextBuilder]"
+    _callers: "Callable[[Version], GrpcContextBuilder]"
     _versions: tuple[Version, ...]
 
     async def resume(self) -> int:
@@ -164,8 +162,8 @@ class Application:
         # Imported only if gRPC is on: it takes 35 ms and 9 MB.
         from codex_workspace.server.grpc_server import serving_grpc
 
-        old = self._callers(0) if "0.3" in self._versions else None
-        return serving_grpc(listener, self.front, self._callers(1), old)
+        old = self._callers("0.3") if "0.3" in self._versions else None
+        return serving_grpc(listener, self.front, self._callers("1.0"), old)
 
 
 @asynccontextmanager
@@ -212,14 +210,14 @@ async def build_app(
         Middleware(RequestChecks, rates=rates, max_bytes=options.max_body_bytes, extensions=extensions),
     ]
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
-    _stop_redirects(asgi.router)
+    asgi.router.redirect_slashes = False
     if options.origins:
         _allow_pages(asgi, options.origins)
 
-    def grpc_callers(major: int) -> "GrpcContextBuilder":
+    def grpc_callers(version: Version) -> "GrpcContextBuilder":
         from codex_workspace.server.grpc_server import GrpcContextBuilder
 
-        return GrpcContextBuilder(authenticator, pages, rates, extensions, serves_major(major), options.max_parts)
+        return GrpcContextBuilder(authenticator, pages, rates, extensions, version, options.max_parts)
 
     try:
         yield Application(asgi, handler, front, card, authenticator, push, grpc_callers, options.versions)
@@ -258,16 +256,9 @@ def _a2a_routes(front: LimitedHandler, max_parts: int, *, has_old: bool) -> list
     if has_old:
         old = EagerAdapter(front, contexts).routes().items()
         routes += [Route(path, endpoint, methods=[method]) for (path, method), endpoint in old]
-    # The HTTP+JSON routes end with one that takes every path.
-    return [*routes, *create_rest_routes(front, context_builder=contexts)]
-
-
-def _stop_redirects(router: Router) -> None:
-    """Answer 404 for a path that would need another slash at its end, as for every unknown path."""
-    router.redirect_slashes = False
-    for route in router.routes:
-        if isinstance(route, Mount) and isinstance(route.app, Router):
-            _stop_redirects(route.app)
+    routes.append(Route("/tasks", ListingDispatcher(front, contexts).list_tasks))
+    # The others are for tenants.
+    return [*routes, *(each for each in create_rest_routes(front, contexts) if isinstance(each, Route))]
 
 
 @asynccontextmanager

@@ -41,9 +41,9 @@ from a2a.utils.errors import (
 
 from codex_workspace.common.a2a_terms import AWAITING_INPUT, OFFSET, TERMINAL, WORKING, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.server.errors import invalid
 from codex_workspace.server.limits import busy
 from codex_workspace.server.push import PushService
-from codex_workspace.server.sdk_fixes import invalid
 from codex_workspace.storage.deliveries import (
     ANSWERED_PROMPT,
     RECORDED,

@@ -2,36 +2,54 @@
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
+from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.compat.v0_3.jsonrpc_adapter import JSONRPC03Adapter
 from a2a.compat.v0_3.rest_adapter import REST03Adapter
 from a2a.compat.v0_3.types import A2ARequest
 from a2a.server.context import ServerCallContext
+from a2a.server.jsonrpc_models import InternalError as JSONRPCInternalError
 from a2a.server.jsonrpc_models import InvalidRequestError, JSONRPCError
 from a2a.server.routes.common import create_event_source_response
+from a2a.server.routes.rest_dispatcher import RestDispatcher
+from a2a.types import ListTasksRequest, ListTasksResponse
 from a2a.utils import json_utils
-from a2a.utils.error_handlers import rest_stream_error_handler
-from a2a.utils.errors import A2AError, InvalidParamsError
-from a2a.utils.proto_utils import ValidationDetail
+from a2a.utils.constants import A2A_JSON_MEDIA_TYPE
+from a2a.utils.error_handlers import rest_error_handler, rest_stream_error_handler
+from a2a.utils.errors import InternalError, InvalidParamsError
+from a2a.utils.proto_utils import parse_params
+from google.protobuf.json_format import MessageToDict
+from pydantic import ValidationError
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from codex_workspace.common.values import JsonObject, JsonValue, quoted
+from codex_workspace.server.errors import INTERNAL_ERROR, invalid, invalid_fields, phrase
+
+MAX_PROBLEMS: Final = 5
+"""How many problems of a 0.3 call are reported: a part has one for each field of each kind of part."""
 
 MAX_0_3_NESTING: Final = 45
 """The nesting limit of 0.3 parameters: the SDK's translation to 1.0 fails above it. Content has a lower limit."""
 
 
 class CorrectedAdapter(JSONRPC03Adapter):
-    """Reports invalid parameters as -32602 instead of -32600 (compare a2a-python issue #413, which covers the 0.3 SDK),
-    and does not leave out a null `result` (not reported upstream)."""
+    """Reports invalid parameters as -32602 instead of -32600 (compare a2a-python issue #413, which covers the 0.3 SDK)
+    with the names of the fields, and does not leave out a null `result` (not reported upstream)."""
 
     def _generate_error_response(self, request_id: str | int | None, error: Exception | JSONRPCError) -> JSONResponse:
-        is_invalid = isinstance(error, InvalidRequestError)
-        return super()._generate_error_response(request_id, InvalidParamsError() if is_invalid else error)
+        match error:
+            case InvalidRequestError():
+                # The SDK only passes on the text of the error that it handles.
+                error = _invalid_request(sys.exception())
+            case JSONRPCInternalError():
+                error = InternalError(message=INTERNAL_ERROR)
+            case _:
+                pass
+        return super()._generate_error_response(request_id, error)
 
     async def _process_non_streaming_request(
         self, request_id: str | int | None, request_obj: A2ARequest, context: ServerCallContext
@@ -40,6 +58,58 @@ class CorrectedAdapter(JSONRPC03Adapter):
         if b'"result":' not in response.body:
             return JSONResponse({"jsonrpc": "2.0", "id": request_id, "result": None})
         return response
+
+
+def _invalid_request(error: BaseException | None) -> InvalidParamsError:
+    """Return the error that names the first fields that pydantic rejected."""
+    if not isinstance(error, ValidationError):
+        return InvalidParamsError()
+    problems: dict[str, str] = {}
+    for each in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]:
+        problems.setdefault(_place(each["loc"]), phrase(each["msg"]))
+    return invalid_fields(problems)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Return a field's place, such as message.parts[0].text; pydantic also lists `params` and the tried classes."""
+    place = ""
+    for name in location:
+        if isinstance(name, int):
+            place += f"[{name}]"
+        elif name != "params" and not name[:1].isupper():
+            place += f".{name}"
+    return place.removeprefix(".") or "params"
+
+
+class ListingDispatcher(RestDispatcher):
+    """Leaves out empty fields in lists of tasks."""
+
+    @rest_error_handler
+    async def list_tasks(self, request: Request) -> Response:
+        """Return a page of tasks."""
+        context, params = self._build_call_context(request), ListTasksRequest()
+        parse_params(request.query_params, params)
+        page = await self.request_handler.on_list_tasks(params, context)
+        return JSONResponse(page_json(page, params), media_type=A2A_JSON_MEDIA_TYPE)
+
+
+def page_json(page: ListTasksResponse, params: ListTasksRequest) -> JsonObject:
+    """Return a page with all its own fields, and of the tasks' fields those that are not empty."""
+    always: JsonObject = {"artifacts": []} if params.include_artifacts else {}
+    return {
+        "tasks": [always | MessageToDict(task) for task in page.tasks],
+        "nextPageToken": page.next_page_token,
+        "pageSize": page.page_size,
+        "totalSize": page.total_size,
+    }
+
+
+async def without_content(response: Response) -> Response:
+    """Return the response to a notification, after the end of its stream."""
+    if isinstance(response, EventSourceResponse):
+        async for _ in response.body_iterator:
+            pass
+    return Response(status_code=204)
 
 
 class EagerAdapter(REST03Adapter):
@@ -62,46 +132,6 @@ class EagerAdapter(REST03Adapter):
         return create_event_source_response(texts())
 
 
-class FieldErrors(dict[str, str]):
-    """Problems by field: the metadata of an error, which must be texts. For the SDK there is the list `errors` as well,
-    of which it makes the details of the type BadRequest; with a list of its own, the metadata would contain it."""
-
-    def get(self, name: str, _default: object = None) -> object:  # type: ignore[override]
-        """Return the problems as the SDK's list."""
-        return self[name]
-
-    def __getitem__(self, _name: str) -> list[ValidationDetail]:  # type: ignore[override]
-        return [ValidationDetail(field=field, message=problem) for field, problem in self.items()]
-
-
-def invalid_fields(problems: Mapping[str, str]) -> InvalidParamsError:
-    """Return the error for fields with these problems."""
-    sentence = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
-    return InvalidParamsError(message=sentence, data=FieldErrors(problems))
-
-
-def invalid(field: str, problem: str) -> InvalidParamsError:
-    """Return the error for a field."""
-    return invalid_fields({field: problem})
-
-
-def named_fields(error: A2AError) -> InvalidParamsError | None:
-    """Return an error that names the fields of the SDK's error "Validation failed"; None for any other error."""
-    match error:
-        case InvalidParamsError(data={"errors": list(details)}) if type(error.data) is dict:
-            return invalid_fields({_json_name(each["field"]): _phrase(each["message"]) for each in details})
-        case _:
-            return None
-
-
-def _json_name(field: str) -> str:
-    return re.sub("_([a-z])", lambda letter: letter[1].upper(), field)
-
-
-def _phrase(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:].removesuffix(".")
-
-
 def check_0_3_call(params: JsonValue) -> None:
     """Check the parameters of a JSON-RPC call for what the SDK misreads or fails on.
 
@@ -110,7 +140,7 @@ def check_0_3_call(params: JsonValue) -> None:
     """
     check_translatable(params)
     if not isinstance(params, dict):
-        return
+        raise invalid("params", "is not an object")
     for place in (params, params.get("configuration")):
         if isinstance(place, dict):
             check_history_length(place.get("historyLength"))
@@ -124,6 +154,13 @@ def check_0_3_call(params: JsonValue) -> None:
                         pass
         case _:
             pass
+
+
+def check_0_3_parts(request: a2a_v0_3_pb2.SendMessageRequest) -> None:
+    """Check a message's protobuf for empty parts, which the SDK fails on."""
+    for index, part in enumerate(request.request.content):
+        if part.WhichOneof("part") is None:
+            raise invalid(f"message.parts[{index}]", "has none of text, file, data")
 
 
 def check_history_length(length: JsonValue) -> None:
