@@ -46,13 +46,7 @@ from codex_workspace.server.errors import (
     rest_error,
     rpc_error,
 )
-from codex_workspace.server.limits import (
-    REPLACEMENT,
-    RateLimiter,
-    Replacement,
-    check_size,
-    too_many_requests,
-)
+from codex_workspace.server.limits import REPLACEMENT, RateLimiter, Replacement, check_size, too_many_requests
 from codex_workspace.server.sdk_fixes import (
     check_0_3_call,
     check_0_3_parts,

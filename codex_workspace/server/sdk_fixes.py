@@ -41,14 +41,11 @@ class CorrectedAdapter(JSONRPC03Adapter):
     with the names of the fields, and does not leave out a null `result` (not reported upstream)."""
 
     def _generate_error_response(self, request_id: str | int | None, error: Exception | JSONRPCError) -> JSONResponse:
-        match error:
-            case InvalidRequestError():
-                # The SDK only passes on the text of the error that it handles.
-                error = _invalid_request(sys.exception())
-            case JSONRPCInternalError():
-                error = InternalError(message=INTERNAL_ERROR)
-            case _:
-                pass
+        if isinstance(error, InvalidRequestError):
+            # The SDK only passes on the text of the error that it handles.
+            error = _invalid_request(sys.exception())
+        elif isinstance(error, JSONRPCInternalError):
+            error = InternalError(message=INTERNAL_ERROR)
         return super()._generate_error_response(request_id, error)
 
     async def _process_non_streaming_request(
@@ -72,13 +69,9 @@ def _invalid_request(error: BaseException | None) -> InvalidParamsError:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Return a field's place, such as message.parts[0].text; pydantic also lists `params` and the tried classes."""
-    place = ""
-    for name in location:
-        if isinstance(name, int):
-            place += f"[{name}]"
-        elif name != "params" and not name[:1].isupper():
-            place += f".{name}"
-    return place.removeprefix(".") or "params"
+    names = [name for name in location if name != "params" and not str(name)[:1].isupper()]
+    places = (f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)
+    return "".join(places).removeprefix(".") or "params"
 
 
 class ListingDispatcher(RestDispatcher):
