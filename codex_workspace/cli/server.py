@@ -204,7 +204,7 @@ async def _run(settings: Settings, hosted: ServedExecutor, options: ServerOption
             nullcontext() if member is None else member.joined(app, options.url, place.stop),
         ):
             gc.freeze()
-            grpc_address = "" if place.grpc is None else f", gRPC at {options.grpc_url}"
+            grpc_address = "" if place.grpc is None else f", gRPC at {options.grpc_url or f'port {place.grpc.port}'}"
             logger.info("ready: %s%s, A2A at %s", name, grpc_address, options.url)
             if settings.own_token is not None:
                 announce(settings.own_token, settings.state_dir, options.url)
@@ -250,7 +250,9 @@ def server_options(settings: Settings, place: ListeningPlace, sign: Signer | Non
     """Return the options of the server that do not depend on the executor."""
     config, limits = settings.config, settings.config.limits
     host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
-    grpc_url = None if place.grpc is None else config.a2a.grpc_url or f"{reachable(host)}:{place.grpc.port}"
+    grpc_url = None
+    if place.grpc is not None and config.a2a.grpc_on_card:
+        grpc_url = config.a2a.grpc_url or f"{reachable(host)}:{place.grpc.port}"
     return ServerOptions(
         name=config.name,
         description=config.description or "An agent that works on code with OpenAI Codex.",

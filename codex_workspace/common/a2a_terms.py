@@ -1,6 +1,6 @@
 """A2A terms that several packages share: task states, artifact names, the authenticated user, protocol versions."""
 
-from collections.abc import Callable
+import re
 from typing import Final
 
 from a2a.auth.user import User
@@ -59,11 +59,11 @@ class AuthenticatedUser(User):
 def is_protocol_0_3(context: ServerCallContext) -> bool:
     """Whether a call uses A2A 0.3, which is also the version of calls that name none."""
     headers = context.state.get(HEADERS)
-    if not isinstance(headers, dict):
-        return False
-    return serves_major(0)(str(headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3))
+    return isinstance(headers, dict) and version_of(headers.get(VERSION_HEADER.lower())) == PROTOCOL_VERSION_0_3
 
 
-def serves_major(major: int) -> Callable[[str], bool]:
-    """Return a function that tells whether a version has this major number."""
-    return lambda version: version.strip().partition(".")[0] == str(major)
+def version_of(header: str | None) -> str:
+    """Return Major.Minor of the version in a request's header; 0.3 if there is none, the header if it is no version."""
+    given = (header or PROTOCOL_VERSION_0_3).strip()
+    version = re.fullmatch(r"([0-9]{1,4}\.[0-9]{1,4})(\.[0-9]{1,4})?", given)
+    return given if version is None else version[1]

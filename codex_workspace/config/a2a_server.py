@@ -60,6 +60,7 @@ class A2AConfig(Section):
     protocol_versions: The supported protocol versions, as listed on the card.
     signing_key_file: A PEM file with the private key (ES256) that signs the card. For protocol version 1.0 only.
     grpc_url: The gRPC address on the card, as host:port, if it differs from the listening address.
+    grpc_on_card: List gRPC on the card, if it is on.
     allowed_hosts: Further host names that requests may name if the agent has no token.
     allowed_origins: Origins of the web pages that may call the agent from a browser.
     """
@@ -71,6 +72,7 @@ class A2AConfig(Section):
     protocol_versions: Items[Literal["1.0", "0.3"]] = ("1.0", "0.3")
     signing_key_file: Text | None = None
     grpc_url: Annotated[str, matching(r"[^\s/]+:[0-9]{1,5}", "host:port")] | None = None
+    grpc_on_card: bool = True
     allowed_hosts: Items[HostName] = ()
     allowed_origins: Items[Origin] = ()
 
@@ -83,4 +85,6 @@ class A2AConfig(Section):
                 'needs protocol_versions: ["1.0"]; the signature does not cover the fields for 0.3 clients',
                 "signing_key_file",
             )
+        if self.grpc_url is not None and not self.grpc_on_card:
+            raise problem("is not used if grpc_on_card is false; remove one of the two", "grpc_url")
         return self

@@ -28,7 +28,8 @@ from codex_workspace.platform.activity_rows import DELEGATION, is_answer
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import PlatformError
 from codex_workspace.platform.reply_sender import ReplySender, find_row
-from codex_workspace.server.limits import INTERNAL_ERROR, BusyError
+from codex_workspace.server.errors import INTERNAL_ERROR
+from codex_workspace.server.limits import BusyError
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, OutboxState, Route, delete_expired
 from codex_workspace.tasks.replies import answer_text
 

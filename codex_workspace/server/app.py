@@ -10,15 +10,13 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
-from a2a.server.routes import create_agent_card_routes, create_rest_routes
+from a2a.server.routes import create_rest_routes
 from a2a.types import AgentCard, AgentExtension
-from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,15 +24,15 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.routing import BaseRoute, Route
 
-from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.a2a_server import AnswerUpdates, host_of, origin_of
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.card import Signer, Version, agent_card, extended_card
+from codex_workspace.server.card import CARD_PATHS, Signer, Version, agent_card, card_routes, extended_card
 from codex_workspace.server.connections import SLOW_READER_S, ConnectionGuard, guarded_by
+from codex_workspace.server.errors import refuse_request, unauthorized
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, limit_heads
 from codex_workspace.server.middleware import (
@@ -46,11 +44,9 @@ from codex_workspace.server.middleware import (
     PageCheck,
     RequestChecks,
     TokenBackend,
-    refuse_request,
-    unauthorized,
 )
 from codex_workspace.server.push import PushService
-from codex_workspace.server.sdk_fixes import CorrectedAdapter, EagerAdapter
+from codex_workspace.server.sdk_fixes import CorrectedAdapter, EagerAdapter, ListingDispatcher
 from codex_workspace.server.sockets import BACKLOG, HEAD_S, GrpcListener, handles_for
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
@@ -65,8 +61,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
-PUBLIC_PATHS: Final = PROBES | {AGENT_CARD_WELL_KNOWN_PATH}
-"""Paths that need no token: the probes, and the card, which says that a token is needed."""
+PUBLIC_PATHS: Final = PROBES | {*CARD_PATHS.values()}
+"""Paths that need no token: the probes, and the cards, which say that a token is needed."""
 
 LOOPBACK_HOSTS: Final = (r"(?:[a-z0-9-]+\.)*localhost", r"127(?:\.[0-9]{1,3}){3}", r"\[::1\]")
 ADDRESSES: Final = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
@@ -74,9 +70,6 @@ ADDRESSES: Final = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 """The bound address of an agent that listens on all addresses of its machine."""
-
-CARD_CACHE: Final = "public, max-age=60"
-"""The card changes only with a restart; caches update within a minute."""
 
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end after their tasks have ended."""
@@ -92,7 +85,7 @@ Readiness = Callable[[], Awaitable[str | None]]
 class ServerOptions:
     """The options of the application and its card.
 
-    url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is off.
+    url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is not on the card.
     tokens: the tokens, or their SHA-256, by principal; if empty, no token is needed.
     hosts: the names and addresses, besides loopback's and that of `url`, that are answered if no token is needed.
     origins: the web pages that may call the agent, as scheme://host:port.
@@ -147,7 +140,7 @@ class Application:
     card: AgentCard
     _authenticator: Authenticator
     _push: PushService | None
-    _callers: "Callable[[int], GrpcContextBuilder]"
+    _callers: "Callable[[Version], GrpcContextBuilder]"
     _versions: tuple[Version, ...]
 
     async def resume(self) -> int:
@@ -171,8 +164,8 @@ class Application:
         # Imported only if gRPC is on: it takes 35 ms and 9 MB.
         from codex_workspace.server.grpc_server import serving_grpc
 
-        old = self._callers(0) if "0.3" in self._versions else None
-        return serving_grpc(listener, self.front, self._callers(1), old)
+        old = self._callers("0.3") if "0.3" in self._versions else None
+        return serving_grpc(listener, self.front, self._callers("1.0"), old)
 
 
 @asynccontextmanager
@@ -210,7 +203,7 @@ async def build_app(
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
         *view_routes(seen, options.tokens),
-        *_card_routes(card if options.sign is None else options.sign(card)),
+        *card_routes(options),
         *_a2a_routes(front, options.max_parts, has_old="0.3" in options.versions),
     ]
     middleware = [
@@ -219,14 +212,14 @@ async def build_app(
         Middleware(RequestChecks, rates=rates, max_bytes=options.max_body_bytes, extensions=extensions),
     ]
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
-    _stop_redirects(asgi.router)
+    asgi.router.redirect_slashes = False
     if options.origins:
         _allow_pages(asgi, options.origins)
 
-    def grpc_callers(major: int) -> "GrpcContextBuilder":
+    def grpc_callers(version: Version) -> "GrpcContextBuilder":
         from codex_workspace.server.grpc_server import GrpcContextBuilder
 
-        return GrpcContextBuilder(authenticator, pages, rates, extensions, serves_major(major), options.max_parts)
+        return GrpcContextBuilder(authenticator, pages, rates, extensions, version, options.max_parts)
 
     try:
         yield Application(asgi, handler, front, card, authenticator, push, grpc_callers, options.versions)
@@ -266,28 +259,9 @@ def _a2a_routes(front: LimitedHandler, max_parts: int, *, has_old: bool) -> list
     if has_old:
         old = EagerAdapter(front, contexts).routes().items()
         routes += [Route(path, endpoint, methods=[method]) for (path, method), endpoint in old]
-    # The HTTP+JSON routes end with one that takes every path.
-    return [*routes, *create_rest_routes(front, context_builder=contexts)]
-
-
-def _stop_redirects(router: Router) -> None:
-    """Answer 404 for a path that would need another slash at its end, as for every unknown path."""
-    router.redirect_slashes = False
-    for route in router.routes:
-        if isinstance(route, Mount) and isinstance(route.app, Router):
-            _stop_redirects(route.app)
-
-
-def _card_routes(card: AgentCard) -> list[Route]:
-    since = formatdate(usegmt=True)
-    [route] = create_agent_card_routes(card, cache_control=CARD_CACHE)
-
-    async def dated(request: Request) -> Response:
-        response: Response = await route.endpoint(request)
-        response.headers["Last-Modified"] = since
-        return response
-
-    return [Route(route.path, dated)]
+    routes.append(Route("/tasks", ListingDispatcher(front, contexts).list_tasks))
+    # The others are for tenants.
+    return [*routes, *(each for each in create_rest_routes(front, contexts) if isinstance(each, Route))]
 
 
 @asynccontextmanager

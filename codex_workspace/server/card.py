@@ -1,11 +1,16 @@
-"""The public agent card and the extended card for authenticated clients."""
+"""The public agent card, its routes, and the extended card for authenticated clients."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from email.utils import formatdate
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from a2a.compat.v0_3.conversions import to_compat_agent_card
+from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
@@ -18,9 +23,16 @@ from a2a.types import (
     SecurityScheme,
     StringList,
 )
+from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH, VERSION_HEADER
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
+from codex_workspace.common.a2a_terms import version_of
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.files import read_config_file
+from codex_workspace.common.values import JsonObject
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.middleware import API_KEY_HEADER
 
@@ -36,6 +48,17 @@ SETUP: Final = "urn:codex-workspace:setup"
 """The extension in the extended card that describes the agent's setup; clients cannot request it."""
 
 OUTPUT_MODES: Final = ("text/plain", "application/json", "text/x-diff", "application/octet-stream")
+
+
+CARD_PATHS: Final = {
+    "": AGENT_CARD_WELL_KNOWN_PATH,
+    "1.0": f"/1.0{AGENT_CARD_WELL_KNOWN_PATH}",
+    "0.3": f"/0.3{AGENT_CARD_WELL_KNOWN_PATH}",
+}
+"""The addresses of the card: for the version of the request, and for one version, whatever the request says."""
+
+CARD_CACHE: Final = "public, max-age=60"
+"""The card changes only with a restart; caches update within a minute."""
 
 
 def agent_card(options: "ServerOptions") -> AgentCard:
@@ -58,6 +81,41 @@ def agent_card(options: "ServerOptions") -> AgentCard:
     if options.secured:
         _secure(card)
     return card
+
+
+def card_routes(options: "ServerOptions") -> list[Route]:
+    """Return the routes of the public card: for clients of all versions, and of each version that is served.
+
+    Strict clients reject a card with the fields of another version.
+    """
+    full = agent_card(options)
+    forms = {"": agent_card_to_dict(full if options.sign is None else options.sign(full))}
+    if len(options.versions) > 1:
+        of_0_3 = to_compat_agent_card(agent_card(replace(options, versions=("0.3",))))
+        forms["1.0"] = agent_card_to_dict(agent_card(replace(options, versions=("1.0",))))
+        forms["0.3"] = of_0_3.model_dump(mode="json", exclude_none=True)
+    return [
+        Route(path, _card_endpoint(forms, name))
+        for name, path in CARD_PATHS.items()
+        if not name or name in options.versions
+    ]
+
+
+def _card_endpoint(forms: Mapping[str, JsonObject], fixed: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that shows the form for the version `fixed`, or for the request's version if it is empty."""
+    since = formatdate(usegmt=True)
+    etags = {name: f'"{sha256(json.dumps(form).encode()).hexdigest()}"' for name, form in forms.items()}
+
+    async def show(request: Request) -> Response:
+        given = request.headers.get(VERSION_HEADER)
+        asked = fixed or (version_of(given) if given else "")
+        name = asked if asked in forms else ""
+        headers = {"ETag": etags[name], "Last-Modified": since, "Cache-Control": CARD_CACHE, "Vary": VERSION_HEADER}
+        response = JSONResponse(forms[name], headers=headers)
+        is_known = StaticFiles().is_not_modified(response.headers, request.headers)
+        return NotModifiedResponse(response.headers) if is_known else response
+
+    return show
 
 
 def extended_card(options: "ServerOptions") -> AgentCard | None:

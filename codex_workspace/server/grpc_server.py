@@ -1,6 +1,6 @@
 """A2A over gRPC, for 1.0 and 0.3; imported only if gRPC is on."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,22 +16,24 @@ from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers import RequestHandler
 from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
 from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_service
-from a2a.utils.constants import PROTOCOL_VERSION_0_3, VERSION_HEADER
-from a2a.utils.errors import A2AError, InvalidParamsError, VersionNotSupportedError
+from a2a.utils.constants import VERSION_HEADER
+from a2a.utils.errors import A2AError, InvalidParamsError
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from starlette.authentication import AuthenticationError
 
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
 from codex_workspace.config.settings import OPERATOR
+from codex_workspace.server.errors import TENANT, ForeignCaller, no_tenants
 from codex_workspace.server.limits import BusyError, RateLimiter, check_parts, check_values
 from codex_workspace.server.middleware import (
     EXTENSION_HEADERS,
     Authenticator,
-    ForeignCaller,
     PageCheck,
     active_extensions,
+    check_version,
 )
+from codex_workspace.server.sdk_fixes import check_0_3_parts
 from codex_workspace.server.sockets import GrpcListener
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class ForbiddenError(A2AError):
 class GrpcContextBuilder(GrpcServerCallContextBuilder):
     """Builds the call context of a gRPC call after authentication, rate limit and version check.
 
-    The SDK does not check the version (a2a-python issue #1166); `serves` tells whether the service supports one.
+    The SDK does not check the version (a2a-python issue #1166); `version` is the service's.
     grpc.aio does not tell the host (grpc issue #38906), but no web page can send unencrypted HTTP/2 to any host.
     """
 
@@ -67,7 +69,7 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
     pages: PageCheck
     rates: RateLimiter
     extensions: frozenset[str]
-    serves: Callable[[str], bool]
+    version: str
     max_parts: int
 
     def build(self, context: "Context") -> ServerCallContext:
@@ -92,9 +94,7 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
             raise UnauthenticatedError(str(error)) from error
         if wait_s := self.rates.take(principal):
             raise BusyError("the rate limit of this principal is exceeded", wait_s)
-        version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
-        if not self.serves(version):
-            raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not supported by this service")
+        check_version(headers.get(VERSION_HEADER.lower()), self.version)
         if malformed := MALFORMED.get():
             raise InvalidParamsError(malformed)
         return ServerCallContext(
@@ -174,7 +174,7 @@ class _Service(GrpcHandler):
 
     def _build_call_context(self, context: "Context", request: ProtobufMessage) -> ServerCallContext:
         built: ServerCallContext = super()._build_call_context(context, request)
-        _check_size(request, self._max_parts)
+        _check(request, self._max_parts)
         return built
 
     async def abort_context(self, error: A2AError, context: "Context") -> None:
@@ -190,22 +190,23 @@ class _OldService(CompatGrpcHandler):
     async def SendMessage(
         self, request: a2a_v0_3_pb2.SendMessageRequest, context: "Context"
     ) -> a2a_v0_3_pb2.SendMessageResponse:
-        await self._check_size(request, context)
+        await self._check_message(request, context)
         return await super().SendMessage(request, context)
 
     async def SendStreamingMessage(
         self, request: a2a_v0_3_pb2.SendMessageRequest, context: "Context"
     ) -> AsyncIterator[a2a_v0_3_pb2.StreamResponse]:
-        await self._check_size(request, context)
+        await self._check_message(request, context)
         async for event in super().SendStreamingMessage(request, context):
             yield event
 
-    async def _check_size(self, request: ProtobufMessage, context: "Context") -> None:
+    async def _check_message(self, request: a2a_v0_3_pb2.SendMessageRequest, context: "Context") -> None:
         """Check a request; the SDK converts it before anything else sees it. The context builder reports no message."""
         if MALFORMED.get():
             return
         try:
-            _check_size(request, self._max_parts)
+            _check(request, self._max_parts)
+            check_0_3_parts(request)
         except InvalidParamsError as error:
             await self.abort_context(error, context)
 
@@ -214,11 +215,13 @@ class _OldService(CompatGrpcHandler):
         await super().abort_context(error, context)
 
 
-def _check_size(request: ProtobufMessage, max_parts: int) -> None:
-    """Raise InvalidParamsError for a request with too many parts or values, at any depth."""
+def _check(request: ProtobufMessage, max_parts: int) -> None:
+    """Raise InvalidParamsError for a request with too many parts or values, or a tenant, at any depth."""
     count, unread = 0, [request]
     while unread:
         for field, value in unread.pop().ListFields():
+            if field.name == TENANT:
+                raise no_tenants(TENANT, value)
             kind = field.message_type
             is_map = kind is not None and kind.GetOptions().map_entry
             inner = value.values() if is_map else value if field.is_repeated else [value]

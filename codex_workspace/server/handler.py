@@ -41,6 +41,7 @@ from a2a.utils.errors import (
 
 from codex_workspace.common.a2a_terms import HEADERS, OFFSET, TERMINAL, WORKING, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.server.errors import invalid
 from codex_workspace.server.limits import busy
 from codex_workspace.server.push import PushService
 from codex_workspace.server.questions import AnsweredQuestions, asking_task
@@ -249,7 +250,7 @@ class IdempotentHandler(DefaultRequestHandler):
     async def _find_delivery(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
         message_id = params.message.message_id
         if len(message_id) > MAX_ID_CHARS:
-            raise InvalidParamsError(message=f"messageId: at most {MAX_ID_CHARS} characters")
+            raise invalid("messageId", f"at most {MAX_ID_CHARS} characters")
         if not message_id:
             return None
         try:
@@ -367,7 +368,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         if params.configuration.HasField("task_push_notification_config") and not self._has_push:
             raise PushNotificationNotSupportedError
         if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
-            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
+            raise invalid("contextId", f"at most {MAX_CONTEXT_ID_CHARS} characters")
 
     async def _accept(
         self, context: ServerCallContext, params: SendMessageRequest, task_id: str | None, context_id: str | None

@@ -35,9 +35,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.telemetry import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
-from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.common.values import JsonValue
 from codex_workspace.config.a2a_server import AnswerUpdates
 from codex_workspace.server.answer_updates import ANSWER_UPDATES, answer_updates, shaped
+from codex_workspace.server.errors import INTERNAL_ERROR, error_info, invalid, named_fields, rest_error, rpc_error
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,6 @@ BUSY_CODE: Final = -32000
 
 REPLACEMENT: Final = "codex_workspace.replacement"
 """Key in an HTTP request's scope and call context: its `Replacement`."""
-
-INTERNAL_ERROR: Final = "Internal error; see the agent's log."
 
 MAX_NESTING: Final = 30
 """The nesting limit of data and metadata. Protobuf reads 100 levels, of which an object takes three, and a task
@@ -111,24 +110,6 @@ def too_many_requests(
     else:
         body = rest_error(429, "RESOURCE_EXHAUSTED", sentence, info)
     return JSONResponse(body, 429, {"Retry-After": str(retry_after_s)})
-
-
-def rpc_error(code: int, sentence: str, data: JsonValue = None, request_id: JsonValue = None) -> JsonObject:
-    """Return a JSON-RPC response."""
-    error: JsonObject = {"code": code, "message": sentence}
-    return {"jsonrpc": "2.0", "id": request_id, "error": error if data is None else {**error, "data": data}}
-
-
-def rest_error(code: int, status: str, sentence: str, *details: JsonObject) -> JsonObject:
-    """Return an HTTP+JSON response."""
-    error: JsonObject = {"code": code, "status": status, "message": sentence}
-    return {"error": {**error, "details": list(details)} if details else error}
-
-
-def error_info(reason: str, domain: str, **metadata: JsonValue) -> JsonObject:
-    """Return the details of an error."""
-    about = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "domain": domain}
-    return {**about, "metadata": metadata} if metadata else {**about}
 
 
 @dataclass(slots=True)
@@ -319,7 +300,7 @@ class LimitedHandler(RequestHandler):
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
         if params.status not in TaskState.values():
-            raise InvalidParamsError(message=f"status: {params.status} is not a task state")
+            raise invalid("status", f"{params.status} is not a task state")
         return await self.answer("ListTasks", context, self.handler.on_list_tasks(params, context))
 
     async def on_get_extended_agent_card(
@@ -439,7 +420,9 @@ def _hide_internal_errors() -> Iterator[None]:
     """Raise only A2A errors; the SDK would return the text of every other error to the client."""
     try:
         yield
-    except A2AError:
+    except A2AError as error:
+        if (named := named_fields(error)) is not None:
+            raise named from error
         raise
     except StoreUnavailable as error:
         raise InternalError(message=error.public) from error

@@ -21,30 +21,42 @@ from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers import RequestHandler
 from a2a.server.routes import DefaultServerCallContextBuilder
 from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
-from a2a.types import ListTasksRequest, SendMessageRequest
-from a2a.utils.errors import InvalidParamsError
+from a2a.types import ListTasksRequest, SendMessageRequest, TaskPushNotificationConfig
+from a2a.utils.errors import A2AError, VersionNotSupportedError
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message as ProtobufMessage
 from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from codex_workspace.common.values import JsonValue, quoted
+from codex_workspace.common.a2a_terms import version_of
+from codex_workspace.common.values import JsonObject, JsonValue, quoted
 from codex_workspace.config.settings import OPERATOR
-from codex_workspace.server.limits import (
-    REPLACEMENT,
-    RateLimiter,
-    Replacement,
-    check_size,
+from codex_workspace.server.errors import (
+    INVALID,
+    TENANT,
+    ForeignCaller,
     error_info,
+    error_response,
+    invalid,
+    no_tenants,
     rest_error,
     rpc_error,
-    too_many_requests,
 )
-from codex_workspace.server.sdk_fixes import check_0_3_call, check_base64, check_translatable, check_whole
+from codex_workspace.server.limits import REPLACEMENT, RateLimiter, Replacement, check_size, too_many_requests
+from codex_workspace.server.sdk_fixes import (
+    check_0_3_call,
+    check_0_3_parts,
+    check_base64,
+    check_history_length,
+    check_translatable,
+    is_int32,
+    page_json,
+    without_content,
+)
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -58,7 +70,6 @@ if TYPE_CHECKING:
     AnyField: TypeAlias = FieldDescriptor | UpbFieldDescriptor
 
 RPC_PATH: Final = "/"
-
 API_KEY_HEADER: Final = "X-API-Key"
 """The header for the token of clients that do not support bearer tokens."""
 
@@ -66,7 +77,6 @@ EXTENSION_HEADERS: Final = ("A2A-Extensions", "X-A2A-Extensions")
 """The headers of requested and active extensions, in A2A 1.0 and 0.3."""
 
 VERSION_HEADER: Final = "A2A-Version"
-
 JSON_TYPES: Final = frozenset({"application/json", "application/a2a+json"})
 """The accepted content types. A web page can send every other type without a preflight request."""
 
@@ -80,11 +90,6 @@ CONTENT: Final = "codex_workspace.content"
 BODY_S: Final = 30.0
 BODY_BYTES_PER_S: Final = 4096
 """A body may take `BODY_S` seconds, and one more for each `BODY_BYTES_PER_S` that have arrived: 12 MiB 52 minutes."""
-
-DENIED: Final = "PERMISSION_DENIED"
-STATUS_NAMES: Final = {401: "UNAUTHENTICATED", 403: DENIED, 404: "NOT_FOUND", 405: "UNIMPLEMENTED", 421: DENIED}
-INVALID: Final = "INVALID_ARGUMENT"
-"""The canonical status names in HTTP+JSON errors, and that of all other statuses."""
 
 
 class Authenticator:
@@ -130,14 +135,6 @@ class Authenticator:
 
 def _digest(token: str | bytes) -> bytes:
     return token if isinstance(token, bytes) else hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-class ForeignCaller(AuthenticationError):
-    """A web page may have sent the request: it needs no token, but comes from another origin or to another host."""
-
-    def __init__(self, status: int, problem: str, remedy: str) -> None:
-        super().__init__(f"this agent has no token and {problem}; {remedy}, or set A2A_TOKEN")
-        self.status: Final = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,24 +199,6 @@ class TokenBackend(AuthenticationBackend):
         return None if is_public else (AuthCredentials(["authenticated"]), SimpleUser(principal or OPERATOR))
 
 
-def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
-    """Return the response for a request that is not authenticated."""
-    if isinstance(error, ForeignCaller):
-        return _error_response(error.status, str(error))
-    return _error_response(401, str(error), {"WWW-Authenticate": "Bearer"})
-
-
-async def refuse_request(_request: Request, error: Exception) -> Response:
-    """Return the response for a request without a route, in HTTP+JSON's error format."""
-    assert isinstance(error, HTTPException)
-    return _error_response(error.status_code, error.detail, error.headers)
-
-
-def _error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    # HTTP+JSON's error format, also for JSON-RPC, whose clients look for the message in an object as well.
-    return JSONResponse(rest_error(status, STATUS_NAMES.get(status, INVALID), sentence), status, headers)
-
-
 @dataclass(frozen=True, slots=True)
 class RequestChecks:
     """Checks an authenticated request, reads its body, and adds the active extensions to the response's headers.
@@ -268,9 +247,9 @@ class RequestChecks:
                     patience.deadline += len(chunk) / BODY_BYTES_PER_S
                     is_over = len(body) > self.max_bytes
         if patience.cancelled_caught:
-            raise _Rejected(_error_response(408, "the body arrived too slowly", {"Connection": "close"}))
+            raise _Rejected(error_response(408, "the body arrived too slowly", {"Connection": "close"}))
         if is_over:
-            raise _Rejected(_error_response(413, f"the body exceeds the limit of {self.max_bytes} bytes"))
+            raise _Rejected(error_response(413, f"the body exceeds the limit of {self.max_bytes} bytes"))
         return bytes(body)
 
     def _sending(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> Send:
@@ -335,21 +314,21 @@ def _read_json(body: bytes, is_rpc: bool) -> JsonValue:
 
 def _unreadable(reason: str, is_rpc: bool) -> _Rejected:
     sentence = f"the body {reason}"
-    return _Rejected(JSONResponse(rpc_error(PARSE_ERROR_CODE, sentence)) if is_rpc else _error_response(400, sentence))
+    return _Rejected(JSONResponse(rpc_error(PARSE_ERROR_CODE, sentence)) if is_rpc else error_response(400, sentence))
 
 
 def _set_version(scope: Scope, headers: Headers) -> None:
-    """Set the header of the A2A version from the query parameter, if there is no header.
+    """Set the header of the A2A version from the query parameter, if there is no header."""
+    version = QueryParams(scope["query_string"]).get(VERSION_HEADER)
+    if version is not None and VERSION_HEADER not in headers:
+        scope["headers"] = [*scope["headers"], (VERSION_HEADER.lower().encode(), version.encode())]
 
-    The SDK logs the version, and fails on long numbers.
-    """
-    given = headers.get(VERSION_HEADER)
-    version = QueryParams(scope["query_string"]).get(VERSION_HEADER) if given is None else given
-    if version is not None and re.fullmatch(r"[ -~]{0,20}", version) is None:
-        version = "unreadable"
-    if version is not None and version != given:
-        name = VERSION_HEADER.lower().encode()
-        scope["headers"] = [*(each for each in scope["headers"] if each[0] != name), (name, version.encode())]
+
+def check_version(given: str | None, served: str) -> None:
+    """Raise VersionNotSupportedError unless a request's A2A version is the one of its method, path or service."""
+    if given != served and version_of(given) != served:
+        asked = f"A2A version {quoted(given)}" if given else "A request without A2A-Version, which means 0.3,"
+        raise VersionNotSupportedError(message=f"{asked} is not supported here; send the header A2A-Version: {served}")
 
 
 def _body_first(body: bytes, receive: Receive) -> Receive:
@@ -378,9 +357,12 @@ class CheckedContextBuilder(DefaultServerCallContextBuilder):
 
         Raises:
             InvalidParamsError: there are too many values, or the SDK would drop or misread a parameter.
+            VersionNotSupportedError: the path is of another version.
         """
-        if request.scope["path"] != RPC_PATH:
-            _check_parameters(request.scope["path"], request.scope[CONTENT], request.query_params, self.max_parts)
+        path = request.scope["path"]
+        if path != RPC_PATH:
+            check_version(request.headers.get(VERSION_HEADER), "0.3" if path.startswith("/v1/") else "1.0")
+            _check_parameters(path, request.scope[CONTENT], request.query_params, self.max_parts)
         context: ServerCallContext = super().build(request)
         context.state[REPLACEMENT] = request.scope[REPLACEMENT]
         return context
@@ -397,44 +379,61 @@ class CheckedDispatcher(JsonRpcDispatcher):
         self._max_parts = contexts.max_parts
 
     async def handle_requests(self, request: Request) -> Response:
-        """Return the response to a call."""
+        """Return the response to a call; without content if it is a notification, which 0.3 does not have."""
         content, old = request.scope[CONTENT], self._v03_adapter
         call = content if isinstance(content, dict) else {}
-        method = call.get("method")
+        method, params, version = call.get("method"), call.get("params"), request.headers.get(VERSION_HEADER)
         if old is not None and not (isinstance(method, str) and old.supports_method(method)):
             old = None
         try:
-            check_size(content, call.get("params"), self._max_parts)
+            check_size(content, params, self._max_parts)
             if isinstance(method, str):
-                _check_call(method, call.get("params"), is_old=old is not None)
-        except InvalidParamsError as error:
+                _check_call(method, params, version, is_old=old is not None)
+        except A2AError as error:
+            adapter = None if isinstance(error, VersionNotSupportedError) else old
             request_id = call.get("id")
-            return (old or self)._generate_error_response(request_id if type(request_id) in (str, int) else None, error)
-        return await super().handle_requests(request)
+            response: Response = (adapter or self)._generate_error_response(
+                request_id if type(request_id) in (str, int) else None, error
+            )
+        else:
+            response = await super().handle_requests(request)
+        is_notification = "id" not in call and call.get("jsonrpc") == "2.0" and isinstance(method, str) and old is None
+        return await without_content(response) if is_notification else response
+
+    async def _handle_list_tasks(self, request_obj: ListTasksRequest, context: ServerCallContext) -> JsonObject:
+        return page_json(await self.request_handler.on_list_tasks(request_obj, context), request_obj)
 
 
 def _check_parameters(path: str, content: JsonValue, query: QueryParams, max_parts: int) -> None:
     check_size(content, content, max_parts)
-    # The path can start with a tenant.
-    name = path.rpartition("/")[2]
-    _check_query(query)
-    match content:
-        case dict() if name in ("message:send", "message:stream"):
-            if path.startswith("/v1/"):
-                check_translatable(content)
-                _check_message(a2a_v0_3_pb2.SendMessageRequest.DESCRIPTOR, content)
-            else:
-                _check_message(SendMessageRequest.DESCRIPTOR, content)
+    is_old, method = path.startswith("/v1/"), path.rpartition("/")[2]
+    if is_old:
+        check_history_length(query.get("historyLength"))
+    else:
+        _check_query(query)
+    if not isinstance(content, dict):
+        return
+    match method, is_old:
+        case "message:send" | "message:stream", True:
+            check_translatable(content)
+            _check_message(a2a_v0_3_pb2.SendMessageRequest.DESCRIPTOR, content)
+            check_0_3_parts(ParseDict(content, a2a_v0_3_pb2.SendMessageRequest(), ignore_unknown_fields=True))
+        case "message:send" | "message:stream", False:
+            _check_message(SendMessageRequest.DESCRIPTOR, content)
+        case "pushNotificationConfigs", False:
+            _check_message(TaskPushNotificationConfig.DESCRIPTOR, content)
         case _:
             pass
 
 
-def _check_call(method: str, params: JsonValue, *, is_old: bool) -> None:
+def _check_call(method: str, params: JsonValue, version: str | None, *, is_old: bool) -> None:
     model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
+    if is_old or model is not None:
+        check_version(version, "0.3" if is_old else "1.0")
     if is_old:
         check_0_3_call(params)
     elif model is not None and issubclass(model, ProtobufMessage):
-        _check_message(model.DESCRIPTOR, params)
+        _check_message(model.DESCRIPTOR, {} if params is None else params)
 
 
 def _check_query(query: QueryParams) -> None:
@@ -442,39 +441,57 @@ def _check_query(query: QueryParams) -> None:
     fields = _fields(ListTasksRequest.DESCRIPTOR)
     for name, value in query.items():
         if name in fields:
-            if fields[name].type == FieldDescriptor.TYPE_BOOL and value.lower() not in ("true", "false"):
-                raise InvalidParamsError(message=f"{name}: {quoted(value)} is neither true nor false")
-            _check_field(fields[name], value, name)
+            is_flag = fields[name].type == FieldDescriptor.TYPE_BOOL and value.lower() in ("true", "false")
+            _check_field(fields[name], is_flag or value, name)
 
 
 def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") -> None:
     """Check the JSON of a protobuf message; `at` is its place, ending with a dot."""
-    if isinstance(value, dict):
-        fields = _fields(descriptor)
-        for name, given in value.items():
-            if name in fields:
-                if fields[name].is_repeated and not isinstance(given, list | None):
-                    raise InvalidParamsError(message=f"{at}{name}: is not an array")
-                for each in given if fields[name].is_repeated and isinstance(given, list) else [given]:
-                    _check_field(fields[name], each, f"{at}{name}")
+    if not isinstance(value, dict):
+        raise invalid(at.removesuffix(".") or "params", "is not an object")
+    fields = _fields(descriptor)
+    for name, given in value.items():
+        if name not in fields or given is None:
+            continue
+        if not fields[name].is_repeated:
+            _check_field(fields[name], given, f"{at}{name}")
+        elif isinstance(given, list):
+            for index, each in enumerate(given):
+                _check_field(fields[name], each, f"{at}{name}[{index}]")
+        else:
+            raise invalid(f"{at}{name}", "is not an array")
 
 
 def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
     enum, message = field.enum_type, field.message_type
-    if enum is not None and value is not None:
+    if field.name == TENANT and value:
+        raise no_tenants(at, str(value))
+    if enum is not None:
         names = enum.values_by_name
         if str(value) not in {*names, *map(str, enum.values_by_number)}:
-            raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is not one of {', '.join(names)}")
-    elif message is not None and message.full_name == "google.protobuf.Struct" and not isinstance(value, dict | None):
-        raise InvalidParamsError(message=f"{at}: is not an object")
-    elif message is not None and message.full_name == "google.protobuf.Timestamp" and not isinstance(value, str | None):
-        raise InvalidParamsError(message=f"{at}: is not a text")
-    elif message is not None and not message.full_name.startswith("google."):
+            raise invalid(at, f"{quoted(str(value))} is not one of {', '.join(names)}")
+    elif message is None:
+        _check_scalar(field, value, at)
+    elif not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
-    elif field.type == FieldDescriptor.TYPE_INT32:
-        check_whole(value, at)
-    elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
-        check_base64(value, at)
+    elif message.full_name == "google.protobuf.Struct" and not isinstance(value, dict):
+        raise invalid(at, "is not an object")
+    elif message.full_name == "google.protobuf.Timestamp" and not isinstance(value, str):
+        raise invalid(at, "is not a string")
+
+
+def _check_scalar(field: "AnyField", value: JsonValue, at: str) -> None:
+    match field.type:
+        case FieldDescriptor.TYPE_BOOL if not isinstance(value, bool):
+            raise invalid(at, "is not a boolean")
+        case FieldDescriptor.TYPE_INT32 if isinstance(value, bool) or not is_int32(value):
+            raise invalid(at, f"{quoted(str(value))} is not a whole number")
+        case FieldDescriptor.TYPE_STRING | FieldDescriptor.TYPE_BYTES if not isinstance(value, str):
+            raise invalid(at, "is not a string")
+        case FieldDescriptor.TYPE_BYTES:
+            check_base64(str(value), at)
+        case _:
+            pass
 
 
 @cache

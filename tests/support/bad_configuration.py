@@ -260,6 +260,9 @@ BAD: Final[Mapping[str, Bad]] = {
         "a2a: {signing_key_file: key.pem}\n", "a2a.signing_key_file", 'needs protocol_versions: ["1.0"]', schema=False
     ),
     "a URL where a host is meant": _key("a2a: {grpc_url: 'http://x:1'}\n", "a2a.grpc_url", "must be host:port"),
+    "the address of an unlisted service": _key(
+        "a2a: {grpc_url: 'x:1', grpc_on_card: false}\n", "a2a.grpc_url", "is not used if grpc_on_card", schema=False
+    ),
     "every host": _key(
         "a2a: {allowed_hosts: ['*']}\n", "a2a.allowed_hosts[0]", "must be a host name or an address without port"
     ),

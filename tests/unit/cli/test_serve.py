@@ -15,8 +15,11 @@ import httpx
 import psutil
 import pytest
 
-from codex_workspace.cli.server import load_executor
+from codex_workspace.cli.serve import listening
+from codex_workspace.cli.server import load_executor, server_options
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.config.loading import load_settings
+from codex_workspace.server.card import agent_card
 from tests.conformance.sut import Script
 from tests.e2e.agent_process import READY, REPOSITORY
 
@@ -51,6 +54,19 @@ def test_serve_does_not_import_what_only_chat_needs() -> None:
 
 def test_a_factory_makes_the_executor() -> None:
     assert isinstance(load_executor("tests.conformance.sut:executor"), Script)
+
+
+@pytest.mark.parametrize(
+    ("a2a", "listed"), [("{}", True), ("{grpc_on_card: false}", False), ("{grpc_url: 'grpc.example.com:443'}", True)]
+)
+async def test_grpc_may_be_served_without_being_on_the_card(tmp_path: Path, a2a: str, listed: bool) -> None:
+    (tmp_path / "config.yaml").write_text(f"name: a\nruntime: codex\nmodel: none\na2a: {a2a}\n")
+    env = {"WORKSPACE_CONFIG_PATH": str(tmp_path), "HOME": str(tmp_path), "A2A_PORT": "0", "A2A_GRPC_PORT": "0"}
+    settings = load_settings(env)
+    async with listening(settings) as place:
+        assert place.grpc is not None
+        interfaces = agent_card(server_options(settings, place, None)).supported_interfaces
+        assert ("GRPC" in {each.protocol_binding for each in interfaces}) == listed
 
 
 async def test_the_command_line_serves_it_without_codex_and_stops_on_sigterm(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
 
 import anyio
@@ -14,10 +14,13 @@ import httpx
 import pytest
 from a2a.client import Client, ClientConfig, ClientFactory
 from a2a.client.errors import A2AClientError
+from a2a.compat.v0_3.types import AgentCard as OldCard
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
 from a2a.types import (
+    AgentCard,
+    AgentExtension,
     Artifact,
     CancelTaskRequest,
     GetTaskRequest,
@@ -34,6 +37,7 @@ from a2a.types import (
     TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
+from google.protobuf.json_format import ParseDict
 
 from codex_workspace.common.a2a_terms import OFFSET
 from codex_workspace.config.prompts import Skill
@@ -46,6 +50,7 @@ from codex_workspace.storage.store import Store, open_store
 from codex_workspace.storage.tasks import TaskStore, _Row
 
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "http://127.0.0.1/", max_body_bytes=100_000)
+USAGE = AgentExtension(uri="urn:test:usage")
 
 
 class Echo(AgentExecutor):
@@ -276,21 +281,85 @@ async def test_the_card_lists_the_operator_s_skills(tmp_path: Path) -> None:
     assert list(card.skills[2].examples) == ["Use $release notes."]
 
 
+CARD = "/.well-known/agent-card.json"
+OLD_FIELDS = {"url", "preferredTransport", "protocolVersion", "additionalInterfaces"}
+"""The fields that only 0.3 has, and strict clients of 1.0 reject."""
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.0.1"])
+async def test_a_client_of_1_0_gets_a_card_of_1_0_alone(tmp_path: Path, version: str) -> None:
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"}, extensions=(USAGE,))) as now:
+        by_header = await now.http.get(CARD, headers={"A2A-Version": version})
+        assert by_header.json() == (await now.http.get("/1.0" + CARD)).json()
+        assert by_header.json() == (await now.http.get(f"{CARD}?A2A-Version={version}")).json()
+        card = ParseDict(by_header.json(), AgentCard())
+        assert {each.protocol_version for each in card.supported_interfaces} == {"1.0"}
+        assert not OLD_FIELDS & by_header.json().keys()
+        assert set(card.security_schemes) == {"bearer", "apiKey"}
+
+
+async def test_a_client_of_0_3_gets_a_card_of_0_3_alone(tmp_path: Path) -> None:
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"}, extensions=(USAGE,))) as now:
+        by_header = await now.http.get(CARD, headers={"A2A-Version": "0.3"})
+        assert by_header.json() == (await now.http.get("/0.3" + CARD)).json()
+        card = OldCard.model_validate(by_header.json())
+        assert (card.url, card.preferred_transport, card.protocol_version) == (now.url, "JSONRPC", "0.3")
+        assert [each.url for each in card.additional_interfaces or ()] == [now.url.rstrip("/")]
+        assert not {"supportedInterfaces", "securityRequirements"} & by_header.json().keys()
+        assert set(card.security_schemes or ()) == {"bearer", "apiKey"}
+        assert card.model_dump(exclude_none=True, mode="json") == by_header.json(), "the card has no other fields"
+
+
+async def test_a_client_of_an_unknown_version_gets_the_card_of_all(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        card = await now.http.get(CARD)
+        assert {each["protocolVersion"] for each in card.json()["supportedInterfaces"]} == {"1.0", "0.3"}
+        assert card.json().keys() > OLD_FIELDS
+        for version in ("", "2.0", "1", "nonsense"):
+            assert (await now.http.get(CARD, headers={"A2A-Version": version})).json() == card.json()
+    async with served(tmp_path, replace(OPTIONS, versions=("1.0",))) as now:
+        cards = [(await now.http.get(CARD, headers={"A2A-Version": version})).json() for version in ("", "0.3", "1.0")]
+        assert cards[0] == cards[1] == cards[2]
+        assert (await now.http.get("/0.3" + CARD)).status_code == 404
+
+
 async def test_the_card_may_be_cached(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
-        card = await now.http.get("/.well-known/agent-card.json")
-        assert card.headers["cache-control"] == "public, max-age=60"
-        assert parsedate_to_datetime(card.headers["last-modified"]) <= datetime.now(UTC)
-        headers = {"If-None-Match": card.headers["etag"]}
-        again = await now.http.get("/.well-known/agent-card.json", headers=headers)
-        assert (again.status_code, again.content) == (304, b"")
+        etags = set()
+        for path, version in ((CARD, ""), (CARD, "1.0"), (CARD, "0.3"), ("/1.0" + CARD, ""), ("/0.3" + CARD, "1.0")):
+            of_version = {"A2A-Version": version}
+            card = await now.http.get(path, headers=of_version)
+            assert card.headers["cache-control"] == "public, max-age=60"
+            assert card.headers["vary"] == "A2A-Version"
+            since = card.headers["last-modified"]
+            assert parsedate_to_datetime(since) <= datetime.now(UTC)
+            etag = card.headers["etag"]
+            etags.add(etag)
+            for condition in (
+                {"If-None-Match": etag},
+                {"If-None-Match": f'"x", W/{etag}'},
+                {"If-Modified-Since": since},
+                {"If-Modified-Since": formatdate(usegmt=True)},
+            ):
+                again = await now.http.get(path, headers=of_version | condition)
+                assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+                assert again.headers["vary"] == "A2A-Version"
+            for condition in (
+                {"If-None-Match": '"x"'},
+                {"If-None-Match": '"x"', "If-Modified-Since": since},
+                {"If-Modified-Since": "Thu, 01 Jan 1970 00:00:00 GMT"},
+                {"If-Modified-Since": "yesterday"},
+            ):
+                assert (await now.http.get(path, headers=of_version | condition)).status_code == 200
+            assert (await now.http.head(path, headers=of_version)).headers["etag"] == etag
+        assert len(etags) == 3
 
 
 async def test_a_token_is_needed_for_all_but_card_and_probes(tmp_path: Path) -> None:
     async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"})) as now:
         for path in ("/", "/message:send", "/v1/message:send", "/tenant/message:send", "/nowhere"):
             assert (await now.http.post(path, json={})).status_code == 401
-        for path in ("/.well-known/agent-card.json", "/healthz", "/readyz"):
+        for path in (CARD, "/1.0" + CARD, "/0.3" + CARD, "/healthz", "/readyz"):
             assert (await now.http.get(path)).status_code == 200
         card = (await now.http.get("/.well-known/agent-card.json")).json()
         assert "bearer" in card["securitySchemes"]

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from codex_workspace.config.settings import OPERATOR
+from codex_workspace.server.errors import unauthorized
 from codex_workspace.server.limits import MAX_HEADERS, MAX_QUERY_BYTES, REPLACEMENT, RateLimiter, limit_heads
 from codex_workspace.server.middleware import (
     BODY_BYTES_PER_S,
@@ -23,7 +24,6 @@ from codex_workspace.server.middleware import (
     PageCheck,
     RequestChecks,
     TokenBackend,
-    unauthorized,
 )
 from tests.support.memory_codex import in_virtual_time
 
