@@ -485,7 +485,7 @@ def _check_scalar(field: "AnyField", value: JsonValue, at: str) -> None:
         case FieldDescriptor.TYPE_BOOL if not isinstance(value, bool):
             raise invalid(at, "is not a boolean")
         case FieldDescriptor.TYPE_INT32 if isinstance(value, bool) or not is_int32(value):
-            raise invalid(at, f"{quoted(str(value))} is not a whole number")
+            raise invalid(at, "is not a whole number")
         case FieldDescriptor.TYPE_STRING | FieldDescriptor.TYPE_BYTES if not isinstance(value, str):
             raise invalid(at, "is not a string")
         case FieldDescriptor.TYPE_BYTES:

@@ -1111,7 +1111,6 @@ LONG: Final = (HUGE, int(HUGE[:4000]), [HUGE], {HUGE: 1})
     ("path", "names"),
     [
         ("/tasks", ("pageSize", "historyLength", "page_size")),
-        ("/a-tenant/tasks", ("pageSize",)),
         ("/tasks/x", ("historyLength", "history_length")),
         ("/tasks/x/pushNotificationConfigs", ("pageSize",)),
         ("/v1/tasks/x", ("historyLength",)),
@@ -1121,7 +1120,9 @@ async def test_an_error_does_not_repeat_a_long_query(tmp_path: Path, path: str, 
     async with running_server(tmp_path) as server:
         for name in names:
             answer = await server.http.get(f"{path}?{name}={HUGE}", headers={} if "v1" in path else VERSION_HEADER)
-            assert (answer.status_code, len(answer.text) < 500, name in answer.text) == (400, True, True), answer.text
+            assert (answer.status_code, HUGE[:50] in answer.text, name in answer.text) == (400, False, True), (
+                answer.text
+            )
 
 
 @pytest.mark.parametrize("value", LONG, ids=["digits", "integer", "array", "object"])
