@@ -1294,7 +1294,7 @@ next(call)
 async def test_a_vanished_grpc_client_releases_its_slot(tmp_path: Path) -> None:
     options = replace(OPTIONS, streams=StreamLimits(total=1))
     async with (
-        running_server(tmp_path, options, dead_after_s=1) as server,
+        running_server(tmp_path, options, dead_after_s=4) as server,
         await anyio.open_process([sys.executable, "-c", STUCK_CLIENT, str(server.options.grpc_url)]) as client,
     ):
         assert client.stdout is not None
