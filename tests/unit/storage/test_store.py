@@ -170,7 +170,7 @@ async def test_the_answer_is_the_last_artifact_of_a_task(url: str) -> None:
             found = await store.tasks.get("task-1", ME)
             assert found is not None
             assert (found.artifacts[-1].artifact_id, found.artifacts[-1].parts[0].text) == ("answer", "x")
-        assert [each.artifact_id for each in found.artifacts] == ["patch-1", "patch-2", "answer"]
+        assert [each.artifact_id for each in task.artifacts] == ["patch-1", "patch-2", "answer"]
 
 
 def test_only_neighbouring_parts_of_plain_text_are_joined() -> None:
