@@ -40,13 +40,17 @@ class Prompt:
     answer: str
 
 
-HELLO: Final = Prompt("Hello", "You said: Hello")
+def scripted(step: dict[str, object], answer: str) -> Prompt:
+    """Return a prompt whose answer is marked as one, as OpenAI's models do; other text may wait for a second."""
+    return Prompt(f"@script {json.dumps({**step, 'phase': 'final_answer'})}", answer)
+
+
+HELLO: Final = scripted({"say": "You said: Hello"}, "You said: Hello")
 
 
 def numbered(deltas: int, delay_ms: int = 0) -> Prompt:
     """Return a prompt whose answer has `deltas` deltas at intervals of `delay_ms`."""
-    step = {"chunks": deltas, "delay_ms": delay_ms}
-    return Prompt(f"@script {json.dumps(step)}", numbered_text(deltas * WORD_CHARS))
+    return scripted({"chunks": deltas, "delay_ms": delay_ms}, numbered_text(deltas * WORD_CHARS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,18 @@ async def test_a_growing_answer_stays_one_part(url: str) -> None:
         assert [part.text for part in found.artifacts[0].parts] == ["x" + "y" * 50]
 
 
+async def test_the_answer_is_the_last_artifact_of_a_task(url: str) -> None:
+    async with opened(url) as store:
+        task = task_of(WORKING, "x")
+        for number in (1, 2):
+            task.artifacts.append(Artifact(artifact_id=f"patch-{number}", parts=[Part(text="diff")]))
+            await store.tasks.save(task, ME)
+            found = await store.tasks.get("task-1", ME)
+            assert found is not None
+            assert (found.artifacts[-1].artifact_id, found.artifacts[-1].parts[0].text) == ("answer", "x")
+        assert [each.artifact_id for each in task.artifacts] == ["patch-1", "patch-2", "answer"]
+
+
 def test_only_neighbouring_parts_of_plain_text_are_joined() -> None:
     named, table = Part(text="c", filename="c.txt"), Part(url="https://example.com/table")
     artifact = Artifact(parts=[Part(text="a"), Part(text="b"), named, Part(text="d"), table, Part(text="e")])
