@@ -101,7 +101,8 @@ async def agent_around(launched: Launched, settings: Settings, provider: ChosenP
     """
     redactor = Redactor(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
     file_requests = FileRequests()
-    watched = {"WORKSPACE_STATE_DIR": settings.state_dir, "CODEX_HOME": settings.codex_home}
+    home = settings.codex_home
+    watched = {"WORKSPACE_STATE_DIR": settings.state_dir, "CODEX_HOME": home, "CODEX_HOME/sessions": home / "sessions"}
     async with (
         tracing(settings, redactor) as tracer,
         open_store(settings.database_url.reveal(), stores_starts=is_exec(settings), watched=watched) as store,

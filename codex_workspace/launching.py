@@ -34,7 +34,7 @@ from codex_workspace.config.login import update_login
 from codex_workspace.config.prompts import link_skill_folders
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.config.settings import PlatformSettings, Settings
-from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.launch import START_TIMEOUT_S, Launch
 from codex_workspace.runtimes.process import end_leftovers
 
 if TYPE_CHECKING:
@@ -284,7 +284,10 @@ def _opener(
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
+        nonlocal launch
         async with open_app_server(launch) as codex:
+            # Later starts find the index that this one has made.
+            launch = replace(launch, start_timeout_s=START_TIMEOUT_S)
             try:
                 await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, profile_of(settings))
                 if probe is not None:

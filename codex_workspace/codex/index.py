@@ -15,27 +15,27 @@ from codex_workspace.common.files import rename_with_side_files
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS: Final = 1000
-"""How many threads of the index are looked at, the oldest first; in a moved index they all have other paths."""
+FOLDERS: Final = {"sessions", "archived_sessions"}
+"""The folders in CODEX_HOME with threads: sessions/2026/01/31/rollout-….jsonl, archived_sessions/rollout-….jsonl."""
 
-PATH_PARTS: Final = 5
-"""The parts of a thread's path below CODEX_HOME: sessions/2026/01/31/rollout-….jsonl."""
-
+IN_USE: Final = "another codex uses the index; stop that codex and the agent, or earlier conversations begin anew"
 
 REBUILD_TIMEOUT_S: Final = 600.0
 """How long codex may take to start without its index: it reads all threads first, 1.5 ms each."""
 
 
 def rename_moved_index(codex_home: Path) -> bool:
-    """Rename an index that names files elsewhere which are in this folder; return whether there was one.
+    """Rename an index that names files elsewhere which are in this folder; return whether one was renamed.
 
-    It was moved, or restored from a backup. Call this with the folder locked, while codex is not running.
+    It was moved, or restored from a backup. An index that a codex uses, which agents' locks do not keep out, stays.
+    Call this with the folder locked, while the agent's own codex is not running.
 
     Raises:
         ConfigError: the index cannot be renamed.
     """
     moved = {index: path for index in codex_home.glob("state_*.sqlite") if (path := _first_moved(index, codex_home))}
-    for index, path in moved.items():
+    free = {index: path for index, path in moved.items() if not _is_in_use(index, path)}
+    for index, path in free.items():
         new = index.with_name(f"{index.name}.moved-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
         try:
             rename_with_side_files(index, new)
@@ -44,7 +44,7 @@ def rename_moved_index(codex_home: Path) -> bool:
                 f"CODEX_HOME: {index} cannot be renamed: {error.strerror}; make the folder writable for this user"
             ) from error
         logger.warning("codex's index names %s, which is now in CODEX_HOME; renamed the index to %s", path, new.name)
-    return bool(moved)
+    return bool(free)
 
 
 def _first_moved(index: Path, codex_home: Path) -> str | None:
@@ -53,19 +53,35 @@ def _first_moved(index: Path, codex_home: Path) -> str | None:
     import sqlite3
 
     own = f"{codex_home.resolve()}/"
-    elsewhere = (
-        "select rollout_path from (select rollout_path from threads limit ?) where substr(rollout_path, 1, ?) <> ?"
-    )
+    elsewhere = "select rollout_path from threads where substr(rollout_path, 1, ?) <> ?"
     try:
         with closing(sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute(elsewhere, (MAX_ROWS, len(own), own)).fetchall()
+            found = connection.execute(elsewhere, (len(own), own))
+            return next((path for (path,) in found if isinstance(path, str) and _is_moved(path, codex_home)), None)
     except sqlite3.Error as error:
         logger.debug("cannot read codex's index %s: %s", index, error)
         return None
-    return next((path for (path,) in found if isinstance(path, str) and _is_moved(Path(path), codex_home)), None)
 
 
-def _is_moved(recorded: Path, codex_home: Path) -> bool:
-    here = codex_home.joinpath(*recorded.parts[-PATH_PARTS:])
+def _is_in_use(index: Path, path: str) -> bool:
+    """Return, and log, whether another process has the index open: also an idle codex holds SQLite's shared lock."""
+    import sqlite3
+
+    with closing(sqlite3.connect(index, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("pragma locking_mode=exclusive")
+            connection.execute("begin exclusive")
+        except sqlite3.Error as error:
+            is_in_use = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if is_in_use:
+                logger.warning("codex's index names %s, which is now in CODEX_HOME, but %s", path, IN_USE)
+            return is_in_use
+    return False
+
+
+def _is_moved(recorded: str, codex_home: Path) -> bool:
+    parts = Path(recorded).parts
+    first = next((at for at in reversed(range(len(parts))) if parts[at] in FOLDERS), 0)
+    here = codex_home.joinpath(*parts[first:])
     # Unlike those of `Path`, these functions raise no error for a path that this user cannot read.
     return os.path.isfile(here) and not (os.path.exists(recorded) and os.path.samefile(recorded, here))

@@ -184,16 +184,14 @@ def profile_of(settings: Settings) -> str | None:
 
 
 def create_secret_files(settings: Settings) -> None:
-    """Create `sessions` and the platform's secret files, so that the first codex can hide them.
+    """Create `sessions`, and the platform's secret files if they are to be hidden: the first codex hides what exists.
 
     Raises:
         ConfigError: they cannot be created.
     """
-    if not settings.config.codex.hide_secrets:
-        return
     try:
         (settings.codex_home / "sessions").mkdir(mode=0o700, exist_ok=True)
-        for file in _platform_files(settings):
+        for file in _platform_files(settings) if settings.config.codex.hide_secrets else ():
             file.touch(0o600)
     except OSError as error:
         raise ConfigError(f"cannot create {error.filename}: {error.strerror}") from error

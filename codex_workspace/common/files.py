@@ -264,34 +264,51 @@ def rename_with_side_files(file: Path, new: Path) -> None:
             file.with_name(file.name + suffix).rename(new.with_name(new.name + suffix))
 
 
+MARK_OFFSET: Final = 60
+"""Where SQLite stores `user_version` in a file: 4 bytes, the highest first."""
+
+
 class WatchedPaths:
     """Files and folders that must stay in their places while the agent runs.
 
-    What is written to an open file that was deleted or moved is lost, without an error. Something in or at each path
-    must be open: some file systems give a path that nobody uses a new inode number.
+    What is written to an open file that was deleted or moved is lost, without an error. Each path is kept open: some
+    file systems give a path that nobody uses a new inode number. Close this after all connections to a SQLite file:
+    when a process closes any descriptor of a file, it loses its locks on it.
 
     Args:
         paths: the existing paths, by their names for messages.
+        mark: what the files contain at `MARK_OFFSET`; a file that does not contain it yet may be overwritten.
     """
 
-    def __init__(self, paths: Mapping[str, Path]) -> None:
-        self._watched = [(name, path, _identity(path)) for name, path in paths.items()]
+    def __init__(self, paths: Mapping[str, Path], mark: bytes | None = None) -> None:
+        self._watched = [(name, path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for name, path in paths.items()]
+        self._mark = mark
+        self._marked = {opened for _, path, opened in self._watched if path.is_file() and self._has_mark(opened)}
 
     def problem(self) -> str | None:
         """Return what happened to one of the paths, and what the operator has to do; takes microseconds."""
-        for name, path, identity in self._watched:
-            if _identity(path) != identity:
+        for name, path, opened in self._watched:
+            if not _is_at(path, opened):
                 return f"{name} was deleted, moved or replaced; restore it and restart the agent"
+            if opened in self._marked and not self._has_mark(opened):
+                return f"{name} was overwritten; stop the agent, restore a backup and start the agent"
             if not os.access(path, os.W_OK):
                 return f"{name} is read-only; make it writable again"
         return None
 
+    def close(self) -> None:
+        """Stop watching."""
+        for _, _, opened in self._watched:
+            os.close(opened)
 
-def _identity(path: Path) -> tuple[int, int] | None:
+    def _has_mark(self, opened: int) -> bool:
+        return self._mark is not None and os.pread(opened, len(self._mark), MARK_OFFSET) == self._mark
+
+
+def _is_at(path: Path, opened: int) -> bool:
     with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
-    return None
+        return os.path.samestat(path.stat(), os.fstat(opened))
+    return False
 
 
 def _sync_folder(folder: Path) -> None:

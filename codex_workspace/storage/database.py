@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Final, Generic, ParamSpec, Protocol, TypeVar
@@ -172,7 +172,7 @@ class Database:
     async def problem(self) -> str | None:
         """Return why writes fail; None if no problem is found or a write succeeds now."""
         with suppress(StoreUnavailable, DatabaseFailed):
-            if self._health.reason is None:
+            if self._health.reason is None and self._health.refusal() is None:
                 await self._reader.submit(self._look)
             elif self._health.may_probe():
                 # Only a commit proves that there is space: a rolled back transaction never reaches the disk.
@@ -181,11 +181,11 @@ class Database:
                 self._health.recover()
         return self._health.reason
 
-    def _look(self, _connection: Connection) -> None:
+    def _look(self, connection: Connection) -> None:
         """Look for a problem: a new connection reads the file, whose pages the others have in memory."""
-        if self._health.refusal() is None and (fresh := self.engine.connect_for_lookups()) is not None:
-            with closing(fresh):
-                fresh.all(int, "select version from schema_version")
+        fresh = self.engine.connect_for_lookups()
+        with nullcontext(connection) if fresh is None else closing(fresh) as looked:
+            looked.all(int, "select version from schema_version")
 
     async def close(self) -> None:
         """Commit what was deferred, and close all connections."""

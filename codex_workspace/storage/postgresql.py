@@ -53,9 +53,14 @@ _CLAIM: Final = """
     insert into write_probe (id, filler) values (0, ?) on conflict (id) do update set filler = excluded.filler"""
 _CLAIMANT: Final = "select filler from write_probe where id = 0"
 
+_DAMAGED: Final = "the database's tables are gone; stop the agent and restore a backup"
+
 # The statement lost against another one, or was cancelled; nothing was changed.
 _REASONS: Final = dict.fromkeys(("40001", "40P01", "55P03", "57014"), "the database is locked") | {
-    "25006": "the database is read-only"
+    "25006": "the database is read-only",
+    # No such table, no such schema.
+    "42P01": _DAMAGED,
+    "3F000": _DAMAGED,
 }
 
 
@@ -162,4 +167,5 @@ class PostgresqlEngine:
         # The class of missing resources: disk, memory, connections.
         if code is not None and code.startswith("53"):
             return Failure("the disk is full")
-        return Failure(_REASONS.get(str(code)))
+        reason = _REASONS.get(str(code))
+        return Failure(reason, is_damaged=reason == _DAMAGED)

@@ -4,9 +4,10 @@ The integrity functions check whether a file is this agent's and intact, and ren
 overwritten.
 """
 
+import secrets
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,6 +94,19 @@ class SqliteEngine:
 def _connection(opened: sqlite3.Connection) -> Connection:
     """Use a connection; a transaction excludes other writers from its start."""
     return Connection(opened.execute, opened.close, "begin immediate")
+
+
+def mark(file: Path) -> bytes | None:
+    """Write a number into a file that its earlier copies do not have; return its bytes, None if it cannot be written.
+
+    While another process reads the database, the bytes may stay in the log at first.
+    """
+    number = secrets.randbits(31)
+    with suppress(sqlite3.Error), closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA user_version={number}")
+        connection.execute("PRAGMA wal_checkpoint")
+        return number.to_bytes(4, "big")
+    return None
 
 
 def require_intact(file: Path) -> None:

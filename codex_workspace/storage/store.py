@@ -6,7 +6,7 @@ who sees only their own rows.
 
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.push_configs import PushConfigs
 from codex_workspace.storage.retention import Retention
 from codex_workspace.storage.schema import create_schema, require_known_version, version_of
-from codex_workspace.storage.sqlite import SqliteEngine, require_intact
+from codex_workspace.storage.sqlite import SqliteEngine, mark, require_intact
 from codex_workspace.storage.tasks import TaskStore
 
 logger = logging.getLogger(__name__)
@@ -112,12 +112,16 @@ async def open_database(url: str, watched: Mapping[str, Path] | None = None) -> 
     """
     engine = engine_of(url)
     writing = await anyio.to_thread.run_sync(_prepare, engine)
-    file = {"the database": engine.file} if isinstance(engine, SqliteEngine) else {}
-    database = Database(engine, WatchedPaths({**(watched or {}), **file}), writing)
-    try:
-        yield database
-    finally:
-        await database.close()
+    paths, marked = dict(watched or {}), None
+    if isinstance(engine, SqliteEngine):
+        paths["the database"] = engine.file
+        marked = await anyio.to_thread.run_sync(mark, engine.file)
+    with closing(WatchedPaths(paths, marked)) as kept:
+        database = Database(engine, kept, writing)
+        try:
+            yield database
+        finally:
+            await database.close()
 
 
 async def wait_until_free(url: str, timeout_s: float = TAKEOVER_S) -> None:

@@ -1,16 +1,25 @@
 """Conversations survive a move of the state folder, of CODEX_HOME and of the workspace, and a restored backup."""
 
 import shutil
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from a2a.types import TaskState
 
+from codex_workspace import launching
+from codex_workspace.app_server import Connection, open_app_server
+from codex_workspace.codex.index import REBUILD_TIMEOUT_S
+from codex_workspace.config.loading import load_settings
+from codex_workspace.config.providers import choose_provider
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
+from codex_workspace.runtimes.launch import START_TIMEOUT_S, Launch
 from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import peer, script
-from tests.support.waiting import eventually
+from tests.e2e.test_exec_process import binary
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.both_backends
 
@@ -54,6 +63,51 @@ async def test_conversations_continue_after_the_state_folder_was_moved(setup: Ag
     moved.rename(state)
     answer = await talk(setup, REPEAT)
     assert ("the word is apple" in answer, "the word is pear" in answer) == (True, True)
+
+
+@pytest.mark.slow
+async def test_an_index_that_another_codex_uses_is_renamed_when_it_has_ended(setup: AgentSetup, tmp_path: Path) -> None:
+    home, moved = tmp_path / "one", tmp_path / "two"
+    await talk(at(setup, CODEX_HOME=home), "the word is apple")
+    home.rename(moved)
+    there = at(setup, CODEX_HOME=moved)
+    async with open_app_server(Launch(binary(), moved, tmp_path)) as other:
+        async with running_agent(there):
+            pass
+        assert indexes(moved) == []
+        assert "another codex uses the index; stop that codex and the agent" in setup.log.read_text()
+        await other.call("thread/list", {}, timeout_s=HANG_S)
+    assert "the word is apple" in await talk(there, REPEAT)
+    assert len(indexes(moved)) == 1
+
+
+def has_ended(codex: Connection) -> bool:
+    return codex.error is not None
+
+
+@pytest.mark.app_server_only
+async def test_only_the_first_start_after_a_move_may_take_long(
+    setup: AgentSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, moved, timeouts = tmp_path / "state", tmp_path / "moved", list[float]()
+    await talk(setup, "the word is apple")
+    state.rename(moved)
+    env = at(setup, WORKSPACE_STATE_DIR=moved).prepare()
+    settings = load_settings(env)
+
+    def opened(launch: Launch) -> AbstractAsyncContextManager[Connection]:
+        timeouts.append(launch.start_timeout_s)
+        return open_app_server(launch)
+
+    monkeypatch.setattr(launching, "open_app_server", opened)
+    async with launching.open_launched(settings, choose_provider(settings, env), env) as launched:
+        assert launched.codex is not None
+        for _ in range(2):
+            await launched.codex.start()
+            async with launched.codex.use() as codex:
+                codex.kill()
+                await eventually(partial(has_ended, codex))
+    assert timeouts == [REBUILD_TIMEOUT_S, START_TIMEOUT_S]
 
 
 @pytest.mark.slow

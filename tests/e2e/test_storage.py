@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -283,9 +284,21 @@ async def test_an_emptied_database_is_not_treated_as_new(setup: AgentSetup) -> N
 
 LOST_STATE = "WORKSPACE_STATE_DIR was deleted, moved or replaced; restore it and restart the agent"
 LOST_HOME = "CODEX_HOME was deleted, moved or replaced; restore it and restart the agent"
+LOST_SESSIONS = "CODEX_HOME/sessions was deleted, moved or replaced; restore it and restart the agent"
 
 
-@pytest.mark.parametrize(("folder", "problem"), [("state", LOST_STATE), ("state/codex", LOST_HOME)])
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders, as `rm -rf` does."""
+    for path in list(paths):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("folder", "problem"), [("state", LOST_STATE), ("state/codex", LOST_HOME), ("state/codex/*", LOST_SESSIONS)]
+)
 async def test_without_its_folders_the_agent_is_not_ready_and_accepts_nothing(
     setup: AgentSetup, folder: str, problem: str
 ) -> None:
@@ -293,7 +306,7 @@ async def test_without_its_folders_the_agent_is_not_ready_and_accepts_nothing(
     async with running_agent(own) as agent, peer(agent.url) as client, httpx.AsyncClient(base_url=agent.url) as http:
         await client.ask("the word is apple", "ctx")
         assert await readiness(agent) == (200, "None")
-        shutil.rmtree(setup.root / folder)
+        remove(setup.root.glob(folder))
         assert await readiness(agent) == (503, problem)
         assert (await http.get("healthz")).status_code == 200
         expected = f"The agent cannot store data now ({problem}); the request was not accepted, send it again later."
@@ -339,17 +352,20 @@ async def test_a_turn_whose_state_folder_is_moved_away_is_answered_when_it_is_ba
         assert await agent.stop() == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all " * 5000])
-async def test_an_overwritten_database_is_reported_and_replaced_by_a_backup(setup: AgentSetup, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"no database at all " * 5000, None])
+async def test_an_overwritten_database_is_reported_and_replaced_by_a_backup(
+    setup: AgentSetup, content: bytes | None
+) -> None:
+    """None stands for a copy from before the start."""
     async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         assert await agent.stop() == 0
     backup = database(setup).read_bytes()
     async with running_agent(setup) as agent, peer(agent.url) as client:
-        database(setup).write_bytes(content)
+        database(setup).write_bytes(backup if content is None else content)
         code, reason = await readiness(agent)
-        assert (code, reason.partition(";")[0]) == (503, "the database is damaged")
-        with pytest.raises(InternalError, match="the database is damaged; stop the agent"):
+        assert (code, reason.partition(";")[0]) == (503, "the database was overwritten")
+        with pytest.raises(InternalError, match=r"the database (was overwritten|is damaged); stop the agent"):
             await client.ask("hello", "ctx")
         assert await agent.stop() == 0
     assert "Traceback" not in setup.log.read_text()

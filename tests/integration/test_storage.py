@@ -6,6 +6,7 @@ Covers `storage.sqlite` and `storage.database`.
 import asyncio
 import os
 import random
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
@@ -332,6 +333,7 @@ async def test_a_full_disk_does_not_delay_a_stop(tmp_path: Path) -> None:
 # --- Files that are lost or overwritten while the agent runs ---
 
 GONE = "the database was deleted, moved or replaced; restore it and restart the agent"
+OVERWRITTEN = "the database was overwritten; stop the agent, restore a backup and start the agent"
 DAMAGED = "the database is damaged; stop the agent and run `python -m codex_workspace doctor`"
 
 
@@ -402,19 +404,55 @@ def make_file(file: Path) -> Path:
     return file
 
 
+def overwrite_with_an_earlier_copy(file: Path) -> None:
+    file.write_bytes(file.with_name("backup").read_bytes())
+
+
 @pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("overwrite", [write_noise, write_zeros, truncate_to_nothing, overwrite_with_another_database])
+@pytest.mark.parametrize(
+    "overwrite",
+    [write_noise, write_zeros, truncate_to_nothing, overwrite_with_another_database, overwrite_with_an_earlier_copy],
+)
 async def test_nothing_is_written_to_an_overwritten_file(
     file: Path, overwrite: Callable[[Path], None], *, looks: bool
 ) -> None:
+    shutil.copy(file, file.with_name("backup"))
     async with open_store(url(file)) as store:
+        await accept(store, "first")
         overwrite(file)
         if looks:
-            assert await store.write_problem() == DAMAGED
+            assert await store.write_problem() == OVERWRITTEN
         for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="the database was overwritten; stop the agent, restore a"):
+                await accept(store, "second")
+        assert await store.write_problem() == OVERWRITTEN
+
+
+@pytest.mark.parametrize("overwrite", [write_noise, overwrite_with_another_database])
+async def test_noise_is_noticed_also_if_a_reader_keeps_the_mark_out_of_the_file(
+    file: Path, overwrite: Callable[[Path], None]
+) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.execute("begin")
+        assert reader.execute("select * from deliveries").fetchall() == []
+        async with open_store(url(file)) as store:
+            await accept(store, "first")
+            reader.execute("commit")
+            reader.execute("pragma wal_checkpoint")
+            assert await store.write_problem() is None
+            overwrite(file)
+            assert await store.write_problem() == DAMAGED
             with pytest.raises(StoreUnavailable, match="the database is damaged; stop the agent and run"):
-                await accept(store, "first")
-        assert await store.write_problem() == DAMAGED
+                await accept(store, "second")
+
+
+async def test_the_mark_is_part_of_no_row(file: Path) -> None:
+    """Two starts, with writes that fill the log, keep everything."""
+    for name in ("first", "second"):
+        async with open_store(url(file)) as store:
+            await accept(store, name)
+            assert await store.write_problem() is None
+    assert rows(file, "select message_id from deliveries") == [("first",), ("second",)]
 
 
 # --- Old tasks ---

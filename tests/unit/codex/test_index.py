@@ -55,6 +55,31 @@ def test_an_index_of_another_folder_is_renamed_with_its_side_files(
     assert not rename_moved_index(home)
 
 
+def test_all_threads_are_looked_at(home: Path, tmp_path: Path) -> None:
+    """Also those behind many that are nowhere, and archived ones."""
+    archived = Path("archived_sessions", ROLLOUT.name)
+    nowhere = [tmp_path / "gone" / ROLLOUT.with_name(f"{number}.jsonl") for number in range(2000)]
+    for thread in (ROLLOUT, archived):
+        (home / thread).parent.mkdir(exist_ok=True)
+        (home / thread).touch()
+        index = make_index(home, *nowhere, tmp_path / "sessions" / "elsewhere" / thread)
+        assert rename_moved_index(home)
+        assert not index.exists()
+
+
+def test_an_index_in_use_stays(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its reader is idle, as a codex that waits for a person is."""
+    index = make_index(home, tmp_path / "elsewhere" / ROLLOUT)
+    with closing(sqlite3.connect(index, isolation_level=None)) as reader:
+        reader.execute("pragma journal_mode=wal")
+        assert reader.execute("select count(*) from threads").fetchall() == [(1,)]
+        assert not rename_moved_index(home)
+        assert (renamed(home), index.exists()) == ([], True)
+        assert "another codex uses the index; stop that codex and the agent" in caplog.text
+        reader.execute("insert into threads values ('new', '/nowhere')")
+    assert rename_moved_index(home)
+
+
 def test_an_index_of_this_folder_stays(home: Path, tmp_path: Path) -> None:
     """Also by another path to it, and with threads elsewhere that are not here."""
     (tmp_path / "link").symlink_to(home)

@@ -196,6 +196,14 @@ def test_a_secret_issued_later_is_hidden_from_the_first_command(tmp_path: Path) 
     assert kept[0].parent == settings.state_dir
 
 
+def test_sessions_exist_before_the_first_codex_also_if_nothing_is_hidden(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, {"PLATFORM_URL": "http://platform", "WORKSPACE_ID": "w"}, hide_secrets=False)
+    sandbox.create_secret_files(settings)
+    assert (settings.codex_home / "sessions").is_dir()
+    assert settings.platform is not None
+    assert not settings.platform.token_file.exists()
+
+
 def test_the_profile_allows_only_what_config_yaml_allows(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     settings = settings_of(tmp_path, {}, writable_folders=["../more"], network_access=True)

@@ -19,6 +19,7 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import (
     LOCK_NAME,
     LOCK_TIMEOUT_S,
+    MARK_OFFSET,
     UNKNOWN,
     Holder,
     WatchedPaths,
@@ -252,6 +253,30 @@ def test_a_deleted_moved_or_replaced_path_is_a_problem_until_it_is_back(tmp_path
     assert watched.problem() == "the file was deleted, moved or replaced; restore it and restart the agent"
     (moved / "other").rename(file)
     assert watched.problem() is None
+
+
+def test_a_new_folder_in_the_place_of_a_deleted_one_is_a_problem(tmp_path: Path) -> None:
+    """The kernel may give it the same inode number if nobody has the deleted one open."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    watched = WatchedPaths({"FOLDER": folder})
+    folder.rmdir()
+    folder.mkdir()
+    assert watched.problem() == "FOLDER was deleted, moved or replaced; restore it and restart the agent"
+    watched.close()
+
+
+def test_a_file_must_keep_a_mark_that_it_has(tmp_path: Path) -> None:
+    marked, other = tmp_path / "marked", tmp_path / "other"
+    for file, mark in ((marked, b"mark"), (other, b"none")):
+        file.write_bytes(bytes(MARK_OFFSET) + mark)
+    watched = WatchedPaths({"the file": marked, "the other": other, "FOLDER": tmp_path}, b"mark")
+    other.write_bytes(b"")
+    assert watched.problem() is None
+    for content in (b"", bytes(MARK_OFFSET) + b"none"):
+        marked.write_bytes(content)
+        assert watched.problem() == "the file was overwritten; stop the agent, restore a backup and start the agent"
+    watched.close()
 
 
 WATCH = """

@@ -72,6 +72,33 @@ async def test_a_server_that_is_gone_refuses_messages_until_it_is_back(
     assert await column(database, COUNTED) == ["of a", "of b"]
 
 
+async def test_a_server_that_has_just_gone_is_noticed_by_the_next_look(
+    server: PostgresqlServer, database: Database
+) -> None:
+    assert await database.problem() is None
+    server.stop()
+    assert await database.problem() == "the database cannot be reached"
+    server.start()
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("lost", ["table schema_version, deliveries", "schema public cascade"])
+async def test_lost_tables_are_noticed_and_nothing_more_is_written(
+    server: PostgresqlServer, lost: str, *, looks: bool
+) -> None:
+    gone = "the database's tables are gone; stop the agent and restore a backup"
+    url = server.create_database()
+    async with open_store(url) as store:
+        with closing(psycopg.connect(url, autocommit=True)) as other:
+            other.execute(f"drop {lost}".encode())
+        if looks:
+            assert await store.write_problem() == gone
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=gone):
+                await accept(store.deliveries)
+        assert await store.write_problem() == gone
+
+
 async def test_the_turn_of_an_accepted_message_waits_until_the_server_is_back(server: PostgresqlServer) -> None:
     async with open_store(server.create_database()) as store:
         thread = store.context_thread("me", "context")
@@ -178,8 +205,8 @@ async def test_a_statement_that_is_cancelled_is_tried_again(server: PostgresqlSe
 
 
 async def test_an_error_of_a_statement_is_told_as_such(database: Database) -> None:
-    with pytest.raises(DatabaseFailed, match='relation "no_such_table" does not exist'):
-        await database.write(lambda rows: rows.change("insert into no_such_table values (1)"))
+    with pytest.raises(DatabaseFailed, match='column "no_such_column" of relation "deliveries"'):
+        await database.write(lambda rows: rows.change("update deliveries set no_such_column = 1"))
     assert await database.problem() is None
 
 
