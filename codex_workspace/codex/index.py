@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 FOLDERS: Final = {"sessions", "archived_sessions"}
 """The folders in CODEX_HOME with threads: sessions/2026/01/31/rollout-….jsonl, archived_sessions/rollout-….jsonl."""
 
-IN_USE: Final = "another codex uses the index; stop that codex and the agent, or earlier conversations begin anew"
-
 REBUILD_TIMEOUT_S: Final = 600.0
 """How long codex may take to start without its index: it reads all threads first, 1.5 ms each."""
 
@@ -27,15 +25,18 @@ REBUILD_TIMEOUT_S: Final = 600.0
 def rename_moved_index(codex_home: Path) -> bool:
     """Rename an index that names files elsewhere which are in this folder; return whether one was renamed.
 
-    It was moved, or restored from a backup. An index that a codex uses, which agents' locks do not keep out, stays.
-    Call this with the folder locked, while the agent's own codex is not running.
+    It was moved, or restored from a backup. Call this with the folder locked, while the agent's own codex is not
+    running.
 
     Raises:
-        ConfigError: the index cannot be renamed.
+        ConfigError: another codex, which agents' locks do not keep out, uses the index, or it cannot be renamed.
     """
     moved = {index: path for index in codex_home.glob("state_*.sqlite") if (path := _first_moved(index, codex_home))}
-    free = {index: path for index, path in moved.items() if not _is_in_use(index, path)}
-    for index, path in free.items():
+    for index, path in moved.items():
+        if _is_in_use(index):
+            raise ConfigError(
+                f"CODEX_HOME: {index} names {path}, which was moved, and another codex uses this index; stop that codex"
+            )
         new = index.with_name(f"{index.name}.moved-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
         try:
             rename_with_side_files(index, new)
@@ -44,7 +45,7 @@ def rename_moved_index(codex_home: Path) -> bool:
                 f"CODEX_HOME: {index} cannot be renamed: {error.strerror}; make the folder writable for this user"
             ) from error
         logger.warning("codex's index names %s, which is now in CODEX_HOME; renamed the index to %s", path, new.name)
-    return bool(free)
+    return bool(moved)
 
 
 def _first_moved(index: Path, codex_home: Path) -> str | None:
@@ -63,8 +64,8 @@ def _first_moved(index: Path, codex_home: Path) -> str | None:
         return None
 
 
-def _is_in_use(index: Path, path: str) -> bool:
-    """Return, and log, whether another process has the index open: also an idle codex holds SQLite's shared lock."""
+def _is_in_use(index: Path) -> bool:
+    """Return whether another process has the index open: also an idle codex holds SQLite's shared lock."""
     import sqlite3
 
     with closing(sqlite3.connect(index, timeout=0, isolation_level=None)) as connection:
@@ -72,10 +73,7 @@ def _is_in_use(index: Path, path: str) -> bool:
             connection.execute("pragma locking_mode=exclusive")
             connection.execute("begin exclusive")
         except sqlite3.Error as error:
-            is_in_use = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if is_in_use:
-                logger.warning("codex's index names %s, which is now in CODEX_HOME, but %s", path, IN_USE)
-            return is_in_use
+            return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
     return False
 
 

@@ -1,11 +1,13 @@
 """Conversations survive a move of the state folder, of CODEX_HOME and of the workspace, and a restored backup."""
 
 import shutil
+import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 from a2a.types import TaskState
 
@@ -66,16 +68,17 @@ async def test_conversations_continue_after_the_state_folder_was_moved(setup: Ag
 
 
 @pytest.mark.slow
-async def test_an_index_that_another_codex_uses_is_renamed_when_it_has_ended(setup: AgentSetup, tmp_path: Path) -> None:
+async def test_an_index_that_another_codex_uses_is_not_renamed(setup: AgentSetup, tmp_path: Path) -> None:
     home, moved = tmp_path / "one", tmp_path / "two"
     await talk(at(setup, CODEX_HOME=home), "the word is apple")
     home.rename(moved)
     there = at(setup, CODEX_HOME=moved)
     async with open_app_server(Launch(binary(), moved, tmp_path)) as other:
-        async with running_agent(there):
-            pass
-        assert indexes(moved) == []
-        assert "another codex uses the index; stop that codex and the agent" in setup.log.read_text()
+        command = [sys.executable, "-m", "codex_workspace", "serve"]
+        with anyio.fail_after(HANG_S):
+            refused = await anyio.run_process(command, env=there.prepare(), check=False)
+        assert (refused.returncode, indexes(moved)) == (2, [])
+        assert "which was moved, and another codex uses this index; stop that codex" in refused.stderr.decode()
         await other.call("thread/list", {}, timeout_s=HANG_S)
     assert "the word is apple" in await talk(there, REPEAT)
     assert len(indexes(moved)) == 1
