@@ -25,19 +25,22 @@ from starlette.authentication import AuthenticationError
 from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.server.errors import TENANT, ForeignCaller, no_tenants
-from codex_workspace.server.limits import BusyError, RateLimiter, check_parts, check_values
-from codex_workspace.server.middleware import (
-    EXTENSION_HEADERS,
-    Authenticator,
-    PageCheck,
+from codex_workspace.server.limits import (
+    MAX_VALUES,
+    BusyError,
+    RateLimiter,
     active_extensions,
-    check_version,
+    check_parts,
+    check_values,
 )
+from codex_workspace.server.middleware import EXTENSION_HEADERS, Authenticator, PageCheck, check_version
 from codex_workspace.server.sdk_fixes import check_0_3_parts
 from codex_workspace.server.sockets import GrpcListener
 
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from codex_workspace.server.middleware import AnyDescriptor
 
     Context: TypeAlias = grpc.aio.ServicerContext[object, object]
     Handler: TypeAlias = grpc.RpcMethodHandler[object, object]
@@ -45,8 +48,14 @@ if TYPE_CHECKING:
 CLOSE_GRACE_S: Final = 2.0
 """How long open calls may take to end after their tasks have ended."""
 
+MAX_FIELDS: Final = 8 * MAX_VALUES
+"""The fields of a message's bytes; a JSON value takes at most four, and its object in memory many times its bytes."""
+
 MALFORMED: Final[ContextVar[str]] = ContextVar("MALFORMED", default="")
 """Why the request of the current call is no message; gRPC's own error for it would be UNKNOWN."""
+
+REQUEST: Final[ContextVar[ProtobufMessage | None]] = ContextVar("REQUEST", default=None)
+"""The request of the current call."""
 
 
 class UnauthenticatedError(A2AError):
@@ -153,18 +162,63 @@ class _Services:
 def _reporting(handler: "Handler") -> "Handler":
     parse, serialize = handler.request_deserializer, handler.response_serializer
     assert parse is not None
+    empty = parse(b"")
+    assert isinstance(empty, ProtobufMessage)
+    descriptor = empty.DESCRIPTOR
 
     def read(content: bytes) -> object:
         try:
-            return parse(content)
+            # gRPC reads a message before the call is authenticated.
+            _check_fields(content, descriptor)
+            request = parse(content)
+            assert isinstance(request, ProtobufMessage)
+            REQUEST.set(request)
+            return request
         except DecodeError as error:
-            MALFORMED.set(str(error))
+            MALFORMED.set(f"{descriptor.full_name}: {error}")
             return None
 
     if handler.unary_stream is not None:
         return grpc.unary_stream_rpc_method_handler(handler.unary_stream, read, serialize)
     assert handler.unary_unary is not None
     return grpc.unary_unary_rpc_method_handler(handler.unary_unary, read, serialize)
+
+
+def _check_fields(content: bytes, descriptor: "AnyDescriptor") -> None:
+    """Raise DecodeError if a message's bytes have too many fields at all depths; stops at the limit."""
+    count, unread = 0, [(0, len(content), descriptor)]
+    while unread:
+        at, end, kind = unread.pop()
+        while at < end:
+            count += 1
+            if count > MAX_FIELDS:
+                raise DecodeError(f"the message has more than {MAX_FIELDS} fields")
+            tag, at = _varint(content, at)
+            match tag & 7:
+                case 0:
+                    _, at = _varint(content, at)
+                case 1:
+                    at += 8
+                case 5:
+                    at += 4
+                case 2:
+                    size, at = _varint(content, at)
+                    field = kind.fields_by_number.get(tag >> 3)
+                    if field is not None and field.message_type is not None:
+                        unread.append((at, min(at + size, end), field.message_type))
+                    at += size
+                case _:
+                    raise DecodeError("the message has a field of an unknown form")
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a place, and the place behind it."""
+    value = 0
+    for shift, byte in enumerate(content[at : at + 10]):
+        value |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return value, at + shift + 1
+    raise DecodeError("the message ends within a number, or has one that is too large")
 
 
 class _Service(GrpcHandler):
@@ -235,6 +289,9 @@ def _check(request: ProtobufMessage, max_parts: int) -> None:
 
 async def _refuse(error: A2AError, context: "Context") -> None:
     """Abort the call for errors that A2A does not define; return for all others."""
+    if isinstance(error, UnauthenticatedError | ForbiddenError) and (request := REQUEST.get()) is not None:
+        # The error that `abort` raises keeps the call's frames in memory until a garbage collection.
+        request.Clear()
     match error:
         case UnauthenticatedError():
             context.set_trailing_metadata((("www-authenticate", "Bearer"),))

@@ -6,6 +6,7 @@ HTTP 429 with `Retry-After`; gRPC gets RESOURCE_EXHAUSTED.
 
 import logging
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Set
 from contextlib import aclosing, contextmanager
@@ -31,6 +32,7 @@ from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InternalErr
 from google.protobuf.struct_pb2 import Struct, Value
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
 
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
@@ -55,6 +57,10 @@ REPLACEMENT: Final = "codex_workspace.replacement"
 MAX_NESTING: Final = 30
 """The nesting limit of data and metadata. Protobuf reads 100 levels, of which an object takes three, and a task
 contains the message in its history."""
+
+MAX_TOKENS: Final = 600_000
+TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+"""JSON with more commas and brackets outside of texts is not read: it takes half a second for each million."""
 
 MAX_VALUES: Final = 10_000
 """The limit of values in a request: to convert, check, store and return one takes up to 20 µs of the event loop."""
@@ -204,6 +210,31 @@ def limit_heads(app: ASGIApp) -> ASGIApp:
         await chosen(scope, receive, send)
 
     return limited
+
+
+def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
+    """Return the known extensions in comma-separated header values, in their order."""
+    uris = [uri.strip() for value in asked for uri in value.split(",")]
+    return [uri for uri in dict.fromkeys(uris) if uri in known]
+
+
+def body_first(body: bytes, receive: Receive) -> Receive:
+    """Return a function that receives a body that was read, and then what follows it."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive_next() -> AsgiMessage:
+        return next(messages, None) or await receive()
+
+    return receive_next
+
+
+def is_huge(body: bytes) -> bool:
+    """Whether the values of a JSON text are so many that reading it would stop the event loop for long."""
+    count = sum(map(body.count, (b",", b"[", b"{")))
+    if count <= MAX_TOKENS:
+        return False
+    plain = TEXTS.sub(b"", body)
+    return sum(map(plain.count, (b",", b"[", b"{"))) > MAX_TOKENS
 
 
 def check_size(content: JsonValue, params: JsonValue, max_parts: int) -> None:

@@ -46,7 +46,16 @@ from codex_workspace.server.errors import (
     rest_error,
     rpc_error,
 )
-from codex_workspace.server.limits import REPLACEMENT, RateLimiter, Replacement, check_size, too_many_requests
+from codex_workspace.server.limits import (
+    REPLACEMENT,
+    RateLimiter,
+    Replacement,
+    active_extensions,
+    body_first,
+    check_size,
+    is_huge,
+    too_many_requests,
+)
 from codex_workspace.server.sdk_fixes import (
     check_0_3_call,
     check_0_3_parts,
@@ -217,7 +226,7 @@ class RequestChecks:
         headers, is_rpc = Headers(scope=scope), scope["path"] == RPC_PATH
         try:
             self._check_rate(scope, is_rpc)
-            body = await self._body(Request(scope, receive), headers)
+            body = await self._body(Request(scope, receive), headers) if scope["user"].is_authenticated else b""
             _check_type(headers, is_rpc)
             scope[CONTENT] = _read_json(body, is_rpc)
         except ClientDisconnect:
@@ -228,7 +237,7 @@ class RequestChecks:
             return
         scope[REPLACEMENT] = Replacement()
         _set_version(scope, headers)
-        await self.app(scope, _body_first(body, receive), self._sending(scope, headers, receive, send))
+        await self.app(scope, body_first(body, receive), self._sending(scope, headers, receive, send))
 
     def _check_rate(self, scope: Scope, is_rpc: bool) -> None:
         """Count a request that is not for a public path."""
@@ -298,6 +307,8 @@ def _check_type(headers: Headers, is_rpc: bool) -> None:
 
 def _read_json(body: bytes, is_rpc: bool) -> JsonValue:
     """Return the content of a body; None if it is no JSON, for which the SDK's error names the position."""
+    if is_huge(body):
+        raise _unreadable("contains too many values", is_rpc)
     try:
         content: JsonValue = json.loads(body)
     except json.JSONDecodeError:
@@ -329,21 +340,6 @@ def check_version(given: str | None, served: str) -> None:
     if given != served and version_of(given) != served:
         asked = f"A2A version {quoted(given)}" if given else "A request without A2A-Version, which means 0.3,"
         raise VersionNotSupportedError(message=f"{asked} is not supported here; send the header A2A-Version: {served}")
-
-
-def _body_first(body: bytes, receive: Receive) -> Receive:
-    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def receive_next() -> Message:
-        return next(messages, None) or await receive()
-
-    return receive_next
-
-
-def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
-    """Return the known extensions in comma-separated header values, in their order."""
-    uris = [uri.strip() for value in asked for uri in value.split(",")]
-    return [uri for uri in dict.fromkeys(uris) if uri in known]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import anyio
 import grpc.aio
@@ -55,11 +56,12 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.server.app import Application, ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
+from codex_workspace.server.grpc_server import MAX_FIELDS
 from codex_workspace.server.limits import MAX_NESTING, MAX_VALUES, StreamLimits
 from codex_workspace.server.sockets import bind, bind_grpc
 from codex_workspace.server.views import View
 from codex_workspace.storage.store import open_store
-from tests.support.waiting import eventually
+from tests.support.waiting import HANG_S, eventually
 from tests.unit.server.test_app import Echo
 
 TRANSPORTS = ("JSONRPC", "HTTP+JSON", "GRPC")
@@ -1325,3 +1327,36 @@ async def test_grpc_stops_despite_an_open_stream(tmp_path: Path) -> None:
         start = anyio.current_time()
     assert anyio.current_time() - start < 4
     assert call.cancelled() or call.done()
+
+
+def empty_parts(count: int) -> bytes:
+    """Return a SendMessageRequest of this many empty parts."""
+    number = Message.DESCRIPTOR.fields_by_name["parts"].number
+    return SendMessageRequest(message=Message.FromString(bytes([number << 3 | 2, 0]) * count)).SerializeToString()
+
+
+async def test_a_grpc_message_of_countless_fields_is_not_converted(tmp_path: Path) -> None:
+    """In memory, six million empty parts take half a gigabyte; gRPC would convert them before authentication."""
+    async with running_server(tmp_path, replace(OPTIONS, max_body_bytes=1 << 20)) as server:
+        send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = server.channel.unary_unary(
+            "/lf.a2a.v1.A2AService/SendMessage"
+        )
+        for content, why in (
+            (empty_parts(MAX_FIELDS + 1), f"the message has more than {MAX_FIELDS} fields"),
+            (b"\x0b", "the message has a field of an unknown form"),
+            (b"\xff" * 11, "the message ends within a number, or has one that is too large"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match=why) as refused:
+                await send(content, metadata=(("a2a-version", "1.0"),))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_body_on_a_public_path_is_not_read(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        url = urlsplit(server.options.url)
+        for path in ("/healthz", "/readyz", "/.well-known/agent-card.json"):
+            async with await anyio.connect_tcp(str(url.hostname), url.port or 80) as stream:
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                await stream.send(f"{head}Content-Length: 1000000\r\n\r\n[".encode())
+                with anyio.fail_after(HANG_S):
+                    assert b" 405 " in await stream.receive()

@@ -40,12 +40,15 @@ from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedO
 from google.protobuf.json_format import ParseDict
 
 from codex_workspace.common.a2a_terms import OFFSET
+from codex_workspace.common.files import WatchedPaths
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.app import ServerOptions, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.sockets import bind
-from codex_workspace.storage.deliveries import DeliveryKey, message_digest
+from codex_workspace.storage.database import Database
+from codex_workspace.storage.deliveries import Deliveries, DeliveryKey, message_digest
+from codex_workspace.storage.sqlite import SqliteEngine
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.storage.tasks import TaskStore, _Row
 
@@ -472,8 +475,10 @@ async def test_a_message_that_was_stored_without_confirmation_is_answered_when_i
         message = Message(role=Role.ROLE_USER, message_id="again", parts=[Part(text="hello")])
         request = SendMessageRequest(message=message)
         key = DeliveryKey("operator", "again")
-        async with open_store(f"sqlite:///{tmp_path / 'store.sqlite3'}") as other:
-            await other.deliveries.accept(key, request, message_digest(request), "task-1", "context-1")
+        # `open_store` would mark the file as its own.
+        other = Database(SqliteEngine(tmp_path / "store.sqlite3"), WatchedPaths({}))
+        await Deliveries(other).accept(key, request, message_digest(request), "task-1", "context-1")
+        await other.close()
         client = await now.client()
         async for event in client.send_message(request):
             assert event.task.id == "task-1"

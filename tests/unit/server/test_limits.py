@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.server.app import ServerOptions, build_app, serving
-from codex_workspace.server.limits import BURST_S, ConcurrencyLimiter, LimitExceeded, RateLimiter
+from codex_workspace.server.limits import BURST_S, MAX_TOKENS, ConcurrencyLimiter, LimitExceeded, RateLimiter, is_huge
 from codex_workspace.server.sockets import bind
 from codex_workspace.storage.store import open_store
 from tests.e2e.load_generator import call
@@ -252,3 +252,11 @@ def test_places_are_counted_by_one_and_by_all_and_given_back() -> None:
     assert places.count == 0
     with places.hold("ada", "streams"):
         assert places.count == 1
+
+
+def test_json_with_too_many_values_is_recognized_outside_of_texts() -> None:
+    assert not is_huge(b"[" + b"1," * (MAX_TOKENS - 1) + b"1]")
+    assert is_huge(b"[" + b"1," * MAX_TOKENS + b"1]")
+    assert is_huge(b"[" + b"{}," * MAX_TOKENS + b"1]")
+    text = json.dumps(['a "quoted", [long] {text},' * MAX_TOKENS, "\\"])
+    assert not is_huge(text.encode())
