@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
 from a2a.types import Part, Task, TaskArtifactUpdateEvent
-from a2a.utils.errors import InvalidParamsError
 from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.a2a_terms import ANSWER, HEADERS, OFFSET, TERMINAL, is_protocol_0_3
 from codex_workspace.config.a2a_server import AnswerMode, AnswerUpdates
+from codex_workspace.server.errors import invalid
 
 MODES: Final[Mapping[AnswerMode, str]] = {
     "pieces": "in pieces, the last of them with lastChunk",
@@ -64,7 +64,7 @@ def answer_updates(context: ServerCallContext, metadata: Struct | None, usual: A
         for mode in MODES:
             if mode == wish:
                 return mode
-        raise InvalidParamsError(message=f"metadata {ANSWER_UPDATES}: must be one of {', '.join(MODES)}")
+        raise invalid(f"message.metadata.{ANSWER_UPDATES}", f"must be one of {', '.join(MODES)}")
     for mode in MODES:
         if f"{ANSWER_UPDATES}:{mode}" in context.requested_extensions:
             return mode
